@@ -1,0 +1,25 @@
+# The `qkv` command and the C++ examples: users of the shared library that see its public headers only.
+file(RELATIVE_PATH bin_to_lib "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
+
+file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cpp)
+if(tool_sources)
+  find_package(CLI11 REQUIRED)
+  find_package(nlohmann_json REQUIRED)
+  find_package(fmt REQUIRED)
+  add_executable(qkv_tool ${tool_sources})
+  set_target_properties(qkv_tool PROPERTIES OUTPUT_NAME qkv INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
+  target_compile_options(qkv_tool PRIVATE -Wall -Wextra)
+  target_link_libraries(qkv_tool PRIVATE qkv::qkv CLI11::CLI11 nlohmann_json::nlohmann_json fmt::fmt)
+endif()
+
+# One program a file: build/<preset>/examples/<file's name>.
+file(GLOB example_sources CONFIGURE_DEPENDS examples/*.cpp)
+foreach(source IN LISTS example_sources)
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(example_${name} ${source})
+  set_target_properties(example_${name} PROPERTIES
+    OUTPUT_NAME ${name}
+    RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/examples)
+  target_compile_options(example_${name} PRIVATE -Wall -Wextra)
+  target_link_libraries(example_${name} PRIVATE qkv::qkv)
+endforeach()

@@ -1,0 +1,149 @@
+"""The arrows between rooms, tested: reads every #include and fails when one points upward.
+
+    python tests/architecture/includes_test.py            # the tree, and the test of the test
+"""
+
+import re
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_LINES = 800
+
+# Which rooms of src/ a room may include besides itself. include/qkv is open to all of them.
+ROOMS = {
+    "core": set(),
+    "mask": {"core"},
+    "spec": {"core", "mask"},
+    "plan": {"core", "mask", "spec"},
+    "reference": {"core", "mask"},  # never plan: a planner's mistake must not reach the oracle
+    "cpu": {"core", "mask", "plan"},
+    "api": {"core", "mask", "spec", "plan", "reference", "cpu"},
+}
+# Users of the library: the public headers and the files beside them.
+USERS = ("tools", "examples", "python")
+SUFFIXES = {".hpp", ".h", ".cpp", ".inc"}
+
+# In double quotes: a file of ours. In angle brackets: somebody else's.
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
+# What Highway's foreach_target.h includes again for each instruction set.
+HIGHWAY_TARGET = re.compile(r'^[ \t]*#[ \t]*define[ \t]+HWY_TARGET_INCLUDE[ \t]+"([^"]+)"', re.MULTILINE)
+# Standard headers have neither a folder nor a suffix.
+STANDARD = re.compile(r"^[a-z_0-9]+$")
+
+
+def why_public_header_may_not(path, own, other):
+    if own is not None:
+        return None if own.startswith("qkv/") else "public headers include public headers only"
+    if STANDARD.match(other) or (path.name == "dlpack.hpp" and other == "dlpack/dlpack.h"):
+        return None
+    return "public headers include nothing but the standard library"
+
+
+def why_room_may_not(root, path, own, other):
+    room, *inside = path.relative_to(root / "src").parts
+    if room not in ROOMS:
+        return f"src/{room} is not a room; see ROOMS in this test"
+    if room == "core" and inside[0] == "index":
+        return None if other == "cstdint" else "src/core/index is shared with device code: only <cstdint>"
+    if own is None or own.startswith("qkv/"):
+        return None
+    target = own.split("/")[0]
+    if target == room or target in ROOMS[room]:
+        return None
+    allowed = ", ".join(sorted(ROOMS[room])) or "nothing"
+    return f"{room} may depend on {allowed}"
+
+
+def why_user_may_not(path, own):
+    if own is None or own.startswith("qkv/") or (path.parent / own).is_file():
+        return None
+    return "users of the library include qkv/ and the files beside them only"
+
+
+def why_not(root, path, own, other):
+    """One sentence if the include is forbidden, else None."""
+    top = path.relative_to(root).parts[0]
+    if top == "include":
+        return why_public_header_may_not(path, own, other)
+    if top == "src":
+        return why_room_may_not(root, path, own, other)
+    return why_user_may_not(path, own)
+
+
+def violations(root):
+    found = []
+    files = (f for top in ("include", "src", *USERS) for f in sorted((root / top).rglob("*")))
+    for path in files:
+        if path.suffix not in SUFFIXES:
+            continue
+        text = path.read_text()
+        name = path.relative_to(root)
+        if text.count("\n") >= MAX_LINES:
+            found.append(f"{name}: {text.count(chr(10))} lines; allowed: fewer than {MAX_LINES}")
+        includes = [m.groups() for m in INCLUDE.finditer(text)] + [(t, None) for t in HIGHWAY_TARGET.findall(text)]
+        for own, other in includes:
+            reason = why_not(root, path, own, other)
+            if reason:
+                found.append(f"{name}: includes {own or other}; {reason}")
+    return found
+
+
+class Tree(unittest.TestCase):
+    def test_arrows_point_downward_and_files_are_short(self):
+        self.assertEqual([], violations(ROOT))
+
+    def test_reads_the_tree(self):
+        self.assertTrue((ROOT / "include/qkv/qkv.hpp").is_file())
+        self.assertTrue(any((ROOT / "src").rglob("*.cpp")))
+
+
+class BadIncludeIsCaught(unittest.TestCase):
+    def check(self, file, text, count):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / file
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+            found = violations(Path(folder))
+            self.assertEqual(count, len(found), found)
+
+    def test_upward_between_rooms(self):
+        self.check("src/mask/parse.cpp", '#include "plan/builder.hpp"\n', 1)
+        self.check("src/mask/parse.cpp", '#include "core/check.hpp"\n#include "mask/node.hpp"\n', 0)
+
+    def test_oracle_never_sees_the_planner(self):
+        self.check("src/reference/attention.cpp", '#include "plan/plan_data.hpp"\n', 1)
+
+    def test_spaces_do_not_hide_an_include(self):
+        self.check("src/core/check.cpp", '  #  include   "api/attention.hpp"\n', 1)
+
+    def test_highway_target(self):
+        self.check("src/cpu/forward.cpp", '#define HWY_TARGET_INCLUDE "api/forward.cpp"\n', 1)
+        self.check("src/cpu/forward.cpp", '#define HWY_TARGET_INCLUDE "cpu/forward.cpp"\n', 0)
+
+    def test_index_includes_only_cstdint(self):
+        self.check("src/core/index/page.hpp", "#include <cstdint>\n", 0)
+        self.check("src/core/index/page.hpp", "#include <vector>\n", 1)
+
+    def test_public_header(self):
+        self.check("include/qkv/mask.hpp", '#include <vector>\n#include "qkv/tensor.hpp"\n', 0)
+        self.check("include/qkv/mask.hpp", '#include "mask/node.hpp"\n', 1)
+        self.check("include/qkv/mask.hpp", "#include <fmt/format.h>\n", 1)
+        self.check("include/qkv/mask.hpp", "#include <dlpack/dlpack.h>\n", 1)
+        self.check("include/qkv/dlpack.hpp", "#include <dlpack/dlpack.h>\n", 0)
+
+    def test_user_reaches_inside(self):
+        self.check("tools/main.cpp", '#include "core/check.hpp"\n', 1)
+        self.check("tools/main.cpp", '#include "qkv/qkv.hpp"\n#include <CLI/CLI.hpp>\n', 0)
+
+    def test_unknown_room(self):
+        self.check("src/misc/page.cpp", '#include "core/check.hpp"\n', 1)
+
+    def test_long_file(self):
+        self.check("src/core/check.cpp", "\n" * MAX_LINES, 1)
+        self.check("src/core/check.cpp", "\n" * (MAX_LINES - 1), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
