@@ -1,0 +1,56 @@
+# What a newcomer types. Each target installs what it is missing and says what it does; the work is in scripts/.
+.DEFAULT_GOAL := help
+CASES ?= 2000
+SEED ?= 1
+FILTER ?= .
+
+.PHONY: help build demo test bench check lint format asan tsan clean
+
+help:
+	@echo 'qkv: attention engine for LLM serving. What you can say:'
+	@echo
+	@echo '  make demo                        watch it work: a small language model answers on this machine'
+	@echo '  make build                       the library and the command: build/release/qkv'
+	@echo '  make test                        everything that CI runs; about 10 minutes on 2 cores'
+	@echo '  make check CASES=20000 SEED=1    random cases against the float64 definition'
+	@echo '  make bench [FILTER=regex]        measure on this machine'
+	@echo '  make lint | format               what clang-format, clang-tidy and ruff say | let them format'
+	@echo '  make asan | tsan                 the C++ tests under sanitizers'
+	@echo '  make clean                       remove build/ (.venv stays)'
+	@echo
+	@echo 'Missing Debian packages are installed when you are root, else named. HACKING.md tells the rest.'
+
+build:
+	@scripts/setup.sh build
+	@bash -c 'source scripts/steps.sh && configure release && build release qkv_tool'
+
+demo:
+	@scripts/setup.sh build python demo
+	@scripts/package.sh
+	@.venv/bin/python examples/demo.py
+
+test:
+	@scripts/setup.sh build bench lint python
+	@scripts/test.sh all
+
+bench:
+	@scripts/setup.sh build bench
+	@scripts/bench.sh '$(FILTER)'
+
+check: build
+	@build/release/qkv check --cases $(CASES) --seed $(SEED)
+
+lint:
+	@scripts/setup.sh build lint
+	@scripts/lint.sh
+
+format:
+	@scripts/setup.sh lint
+	@scripts/lint.sh --fix
+
+asan tsan:
+	@scripts/setup.sh build
+	@scripts/test.sh $@
+
+clean:
+	rm -rf build
