@@ -1,0 +1,57 @@
+// The life of a step:  Attention (once a layer) -> plan (once a step) -> update_cache, forward (each layer).
+#pragma once
+
+#include <memory>
+
+#include "qkv/batch.hpp"
+#include "qkv/export.hpp"
+#include "qkv/layer.hpp"
+#include "qkv/plan.hpp"
+#include "qkv/tensor.hpp"
+
+namespace qkv {
+
+// A layer's paged cache as two views of any strides (the last axis must be contiguous).
+struct KvCache {
+  Tensor key;    // kv_dtype [num_pages, page_size, num_kv_heads, head_dim]
+  Tensor value;  // kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v]
+
+  // Views of one tensor [num_pages, num_kv_heads, page_size, head_dim + head_dim_v] (any strides) in which the key and
+  // the value of a token lie side by side.
+  QKV_EXPORT static KvCache from_interleaved(const Tensor& key_value, int32_t head_dim);
+};
+
+class QKV_EXPORT Attention {
+ public:
+  // Throws Error with all of explain()'s reasons if the layer cannot run on the device.
+  explicit Attention(LayerSpec spec, Device device = {});
+  ~Attention();
+  Attention(Attention&&) noexcept;
+  Attention& operator=(Attention&&) noexcept;
+
+  const LayerSpec& spec() const;
+
+  // Checks the batch and cuts it into work items. The plan fits every Attention whose spec differs only in sinks,
+  // slopes and scales' values.
+  Plan plan(const Batch& batch) const;
+
+  // Writes key and value of the new tokens to their slots. Rows past the plan's slot_mapping are ignored.
+  //   key [>= num_slots, num_kv_heads, head_dim], value [>= num_slots, num_kv_heads, head_dim_v]: f32, f16 or bf16
+  void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const Plan& plan) const;
+
+  // query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
+  // lse f32 [num_q_heads, >= num_tokens] if wanted: natural log of the sum of exp of the scores, sink included.
+  // Rows without a visible key: out = 0, lse = -inf (the sink, if there is one). Rows past num_tokens: untouched.
+  void forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out,
+               const Tensor& lse = {}) const;
+
+  // For layers without a cache: key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v.
+  void forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
+               const Tensor& lse = {}) const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace qkv

@@ -1,0 +1,67 @@
+// What a layer is: everything that kernels are chosen and compiled for. Nothing here changes from step to step.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "qkv/export.hpp"
+#include "qkv/mask.hpp"
+#include "qkv/tensor.hpp"
+
+namespace qkv {
+
+enum class AttentionType : uint8_t {
+  decoder,          // the new tokens are the last keys of their request; default mask causal
+  encoder_only,     // keys are the packed new tokens themselves, no cache; default mask everything
+  encoder,          // the same, for the encoder of an encoder-decoder model
+  encoder_decoder,  // cross attention: keys of another sequence; default mask everything
+};
+
+QKV_EXPORT std::string_view to_string(AttentionType type);
+
+// A paged cache. Where a page, token and head lie is said by the strides of the tensors in KvCache, so one layer
+// serves every layout.
+struct CacheSpec {
+  int32_t page_size = 16;  // tokens a page, any number >= 1
+};
+
+struct LayerSpec {
+  int32_t num_q_heads = 0;
+  int32_t num_kv_heads = 0;  // divides num_q_heads; query head h reads KV head h / (num_q_heads / num_kv_heads)
+  int32_t head_dim = 0;      // of query and key, 8 … 512
+  int32_t head_dim_v = 0;    // of value and output, 8 … 512; 0 = head_dim
+
+  DType query_dtype = DType::f32;
+  DType kv_dtype = DType::f32;        // of the cache, or of dense keys and values
+  std::optional<DType> output_dtype;  // not given: query_dtype
+
+  AttentionType type = AttentionType::decoder;
+  std::optional<CacheSpec> cache;  // not given: keys and values are dense tensors
+
+  // The whole mask, windows included (mask.hpp). Not given: the type's default.
+  std::optional<Mask> mask;
+
+  // score = softcap(scale · q·k) - slope·|q_pos - kv_pos|, then the mask, then the softmax with the sink.
+  std::optional<float> scale;       // not given: 1 / sqrt(head_dim)
+  float softcap = 0;                // c > 0: c·tanh(s / c); 0 = off
+  std::vector<float> alibi_slopes;  // [num_q_heads]; empty = none
+  bool alibi_per_request = false;   // slopes come with the batch: f32 [num_requests, num_q_heads]
+  std::vector<float> sinks;         // [num_q_heads] logits that join the denominator once; empty = none
+
+  int32_t group_size() const { return num_q_heads / num_kv_heads; }
+  int32_t value_dim() const { return head_dim_v != 0 ? head_dim_v : head_dim; }
+  DType out_dtype() const { return output_dtype.value_or(query_dtype); }
+  QKV_EXPORT float effective_scale() const;
+  QKV_EXPORT Mask effective_mask() const;
+};
+
+// Why a layer cannot run: one sentence a reason, each naming the field, its value and what is allowed.
+// Empty = Attention(spec, device) succeeds. Answers in microseconds and touches no device.
+QKV_EXPORT std::vector<std::string> explain(const LayerSpec& spec, Device device = {});
+
+// The feature x feature table of one device kind as text, printed from the rules that explain() runs.
+QKV_EXPORT std::string support_matrix(DeviceKind device = DeviceKind::cpu);
+
+}  // namespace qkv

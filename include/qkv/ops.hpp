@@ -1,0 +1,49 @@
+// Single calls for those who only want a kernel. Same meaning and same checks as Attention.
+#pragma once
+
+#include <vector>
+
+#include "qkv/attention.hpp"
+#include "qkv/export.hpp"
+#include "qkv/layer.hpp"
+#include "qkv/tensor.hpp"
+
+namespace qkv {
+
+struct VarlenArguments {
+  Tensor query;  // [>= num_tokens, num_q_heads, head_dim]
+  Tensor key;    // [num_keys, num_kv_heads, head_dim], or pages: [num_pages, page_size, num_kv_heads, head_dim]
+  Tensor value;  // likewise with head_dim_v
+  Tensor query_start_loc;  // i32 [num_requests + 1]
+  Tensor seq_lens;         // i32 [num_requests]: keys of each request
+  Tensor block_table;      // i32 [num_requests, max_pages], with pages; not given: dense keys, requests in a row
+  Mask mask;               // not given: everything is visible
+  std::vector<MaskOperand> mask_operands;
+  std::optional<float> scale;  // not given: 1 / sqrt(head_dim)
+  float softcap = 0;
+  Tensor alibi_slopes;  // f32 [num_q_heads] or [num_requests, num_q_heads]
+  Tensor sinks;         // f32 [num_q_heads]
+  Tensor out;           // [>= num_tokens, num_q_heads, head_dim_v]
+  Tensor lse;           // f32 [num_q_heads, >= num_tokens], if wanted
+};
+
+QKV_EXPORT void varlen_attention(const VarlenArguments& arguments);
+
+// A partial result over some keys: the softmax-weighted mean of their values and the natural log of the sum of exp.
+struct State {
+  Tensor out;  // [num_tokens, num_heads, head_dim_v], f32, f16 or bf16
+  Tensor lse;  // f32 [num_heads, num_tokens]
+};
+
+// Joins states over disjoint keys, in the order given. A state with lse = -inf is empty: its out is not read, so NaN
+// there cannot spread, and joining it to another leaves that one's bits alone. lse = +inf or NaN in a state gives NaN.
+// `out` and `lse` may be those of a state. lse may be omitted.
+QKV_EXPORT void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse = {});
+
+// From an LSE in base 2 to the natural one, in place (f32, any shape).
+QKV_EXPORT void lse_from_lse2(const Tensor& lse);
+
+// Writes tokens to slots: see Attention::update_cache. slot_mapping: i64 [num_slots].
+QKV_EXPORT void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping);
+
+}  // namespace qkv

@@ -1,0 +1,31 @@
+// The definition: float64, naive, one loop a concept. Slow on purpose; every engine is held against it.
+#pragma once
+
+#include <vector>
+
+#include "qkv/attention.hpp"
+#include "qkv/batch.hpp"
+#include "qkv/export.hpp"
+#include "qkv/layer.hpp"
+
+namespace qkv::reference {
+
+struct Result {
+  std::vector<double> out;  // [num_tokens, num_q_heads, head_dim_v]
+  std::vector<double> lse;  // [num_q_heads, num_tokens]
+};
+
+// Reads only what the batch owns. Dense layers pass the keys and values as in Attention::forward.
+QKV_EXPORT Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache);
+QKV_EXPORT Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const Tensor& key,
+                            const Tensor& value);
+
+struct StateValues {
+  int64_t num_heads = 1;
+  std::vector<double> out;  // [num_tokens, num_heads, head_dim_v]
+  std::vector<double> lse;  // [num_heads, num_tokens]
+};
+
+QKV_EXPORT StateValues merge(const std::vector<StateValues>& states);
+
+}  // namespace qkv::reference

@@ -1,0 +1,99 @@
+#include "qkv/attention.hpp"
+
+#include "api/engines.hpp"
+#include "api/tensor_checks.hpp"
+#include "core/checks.hpp"
+#include "plan/builder.hpp"
+#include "spec/rules.hpp"
+
+namespace qkv {
+
+KvCache KvCache::from_interleaved(const Tensor& key_value, int32_t head_dim) {
+  check_rank(key_value, "key_value", 4, "[num_pages, num_kv_heads, page_size, head_dim + head_dim_v]");
+  if (head_dim < 1 || head_dim >= key_value.shape[3]) {
+    refuse("head_dim", head_dim, fmt::format("1 to {}: the last axis holds key and value", key_value.shape[3] - 1));
+  }
+  const Tensor by_token = key_value.swap_axes(1, 2);
+  return {by_token.slice(3, 0, head_dim), by_token.slice(3, head_dim, by_token.shape[3])};
+}
+
+struct Attention::Impl {
+  LayerSpec spec;
+  Device device;
+  uint64_t mask_hash;
+  const plan::Engine& engine;
+
+  void run(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
+           const Tensor& lse) const {
+    const plan::PlanData& data = plan.data();
+    api::check_query(spec, query, data.num_tokens);
+    api::check_out(spec, out, lse, data.num_tokens);
+    engine.forward({spec, data, query, key, value, out, lse});
+  }
+};
+
+namespace {
+
+LayerSpec checked(LayerSpec spec, Device device) {
+  const std::vector<spec::Reason> reasons = spec::reasons_against(spec, device);
+  if (reasons.empty()) return spec;
+  const spec::Reason& first = reasons.front();
+  std::string allowed = first.allowed;
+  for (size_t i = 1; i < reasons.size(); ++i) {
+    allowed += fmt::format("; also {}: got {}; allowed: {}", reasons[i].argument, reasons[i].value, reasons[i].allowed);
+  }
+  throw Error(first.code, first.argument, first.value, std::move(allowed));
+}
+
+}  // namespace
+
+Attention::Attention(LayerSpec spec, Device device) {
+  spec = checked(std::move(spec), device);
+  const uint64_t mask_hash = spec.effective_mask().hash();
+  impl_.reset(new Impl{std::move(spec), device, mask_hash, api::engine_of(device)});
+}
+
+Attention::~Attention() = default;
+Attention::Attention(Attention&&) noexcept = default;
+Attention& Attention::operator=(Attention&&) noexcept = default;
+
+const LayerSpec& Attention::spec() const { return impl_->spec; }
+
+Plan Attention::plan(const Batch& batch) const {
+  return Plan(std::make_shared<const plan::PlanData>(plan::build(impl_->spec, batch, impl_->engine.plan_shape())));
+}
+
+void Attention::update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const Plan& plan) const {
+  const plan::PlanData& data = plan.data();
+  api::check_plan_fits(impl_->spec, impl_->mask_hash, data);
+  if (!impl_->spec.cache) {
+    refuse("cache", cache.key.describe(), "no update_cache: the layer has no cache", ErrorCode::mismatch);
+  }
+  if (!data.has_slot_mapping) refuse("slot_mapping", "nothing", "a Batch with slot_mapping, for update_cache");
+  api::check_cache(impl_->spec, cache, data.max_page);
+  api::check_cache_slots(cache, data.max_slot);
+  api::check_new_tokens(key, value, cache, static_cast<int64_t>(data.slot_mapping.size()));
+  impl_->engine.cache_write(key, value, cache, data.slot_mapping);
+}
+
+void Attention::forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out,
+                        const Tensor& lse) const {
+  api::check_plan_fits(impl_->spec, impl_->mask_hash, plan.data());
+  if (!impl_->spec.cache) {
+    refuse("cache", cache.key.describe(), "key and value: the layer has no cache", ErrorCode::mismatch);
+  }
+  api::check_cache(impl_->spec, cache, plan.data().max_page);
+  impl_->run(query, cache.key, cache.value, plan, out, lse);
+}
+
+void Attention::forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan,
+                        const Tensor& out, const Tensor& lse) const {
+  api::check_plan_fits(impl_->spec, impl_->mask_hash, plan.data());
+  if (impl_->spec.cache) {
+    refuse("key", key.describe(), "a KvCache: the layer has a cache of pages", ErrorCode::mismatch);
+  }
+  api::check_dense_keys(impl_->spec, key, value, plan.data().num_keys);
+  impl_->run(query, key, value, plan, out, lse);
+}
+
+}  // namespace qkv

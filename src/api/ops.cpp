@@ -1,0 +1,121 @@
+#include "qkv/ops.hpp"
+
+#include <algorithm>
+#include <numbers>
+
+#include "api/engines.hpp"
+#include "api/tensor_checks.hpp"
+#include "core/checks.hpp"
+#include "plan/builder.hpp"
+
+namespace qkv {
+namespace {
+
+std::vector<float> read_per_head(const Tensor& tensor, const char* name) {
+  check_rank(tensor, name, 1, "[num_q_heads]");
+  check_dtype(tensor, name, DType::f32);
+  check_host(tensor, name);
+  std::vector<float> values;
+  for (int64_t head = 0; head < tensor.shape[0]; ++head) {
+    values.push_back(static_cast<const float*>(tensor.data)[head * tensor.stride[0]]);
+  }
+  return values;
+}
+
+// The layer that the tensors of a varlen call amount to.
+LayerSpec layer_of(const VarlenArguments& arguments) {
+  const bool paged = arguments.block_table.is_given();
+  const int32_t key_rank = paged ? 4 : 3;
+  check_rank(arguments.query, "query", 3, "[num_tokens, num_q_heads, head_dim]");
+  for (const auto& [tensor, name] : {std::pair{&arguments.key, "key"}, std::pair{&arguments.value, "value"}}) {
+    check_rank(*tensor, name, key_rank,
+               paged ? "[num_pages, page_size, num_kv_heads, head_dim], since block_table is given"
+                     : "[num_keys, num_kv_heads, head_dim], since block_table is not given");
+  }
+  check_given(arguments.out, "out", "[num_tokens, num_q_heads, head_dim_v]");
+  LayerSpec layer;
+  layer.num_q_heads = static_cast<int32_t>(arguments.query.shape[1]);
+  layer.num_kv_heads = static_cast<int32_t>(arguments.key.shape[key_rank - 2]);
+  layer.head_dim = static_cast<int32_t>(arguments.query.shape[2]);
+  layer.head_dim_v = static_cast<int32_t>(arguments.value.shape[key_rank - 1]);
+  layer.query_dtype = arguments.query.dtype;
+  layer.kv_dtype = arguments.key.dtype;
+  layer.output_dtype = arguments.out.dtype;
+  if (paged) layer.cache = CacheSpec{static_cast<int32_t>(arguments.key.shape[1])};
+  layer.mask = arguments.mask;
+  layer.scale = arguments.scale;
+  layer.softcap = arguments.softcap;
+  if (arguments.alibi_slopes.rank == 2) {
+    layer.alibi_per_request = true;
+  } else if (arguments.alibi_slopes.is_given()) {
+    layer.alibi_slopes = read_per_head(arguments.alibi_slopes, "alibi_slopes");
+  }
+  if (arguments.sinks.is_given()) layer.sinks = read_per_head(arguments.sinks, "sinks");
+  return layer;
+}
+
+}  // namespace
+
+void varlen_attention(const VarlenArguments& arguments) {
+  const Attention attention(layer_of(arguments), arguments.query.device);
+  Batch batch;
+  batch.query_start_loc = arguments.query_start_loc;
+  batch.seq_lens = arguments.seq_lens;
+  batch.block_table = arguments.block_table;
+  batch.mask_operands = arguments.mask_operands;
+  if (attention.spec().alibi_per_request) batch.alibi_slopes = arguments.alibi_slopes;
+  const Plan plan = attention.plan(batch);
+  if (attention.spec().cache) {
+    attention.forward(arguments.query, KvCache{arguments.key, arguments.value}, plan, arguments.out, arguments.lse);
+  } else {
+    attention.forward(arguments.query, arguments.key, arguments.value, plan, arguments.out, arguments.lse);
+  }
+}
+
+void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse) {
+  api::check_states(states, out, lse);
+  api::engine_of(out.device).merge_states(states, out, lse);
+}
+
+void lse_from_lse2(const Tensor& lse) {
+  check_given(lse, "lse", "f32");
+  check_dtype(lse, "lse", DType::f32);
+  check_host(lse, "lse");
+  check_writable_layout(lse, "lse");
+  std::array<int64_t, Tensor::kMaxRank> index{};
+  for (int64_t remaining = lse.num_elements(); remaining > 0; --remaining) {
+    int64_t offset = 0;
+    for (int32_t axis = 0; axis < lse.rank; ++axis) offset += index[axis] * lse.stride[axis];
+    static_cast<float*>(lse.data)[offset] *= std::numbers::ln2_v<float>;
+    for (int32_t axis = lse.rank - 1; axis >= 0; --axis) {  // the next index, row-major
+      if (++index[axis] < lse.shape[axis]) break;
+      index[axis] = 0;
+    }
+  }
+}
+
+void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping) {
+  check_rank(slot_mapping, "slot_mapping", 1, "[num_slots]");
+  check_dtype(slot_mapping, "slot_mapping", DType::i64);
+  check_host(slot_mapping, "slot_mapping");
+  std::vector<int64_t> slots;
+  for (int64_t t = 0; t < slot_mapping.shape[0]; ++t) {
+    slots.push_back(static_cast<const int64_t*>(slot_mapping.data)[t * slot_mapping.stride[0]]);
+  }
+  // The cache says what the layer is: its own extents are checked against each other.
+  check_rank(cache.key, "cache.key", 4, "[num_pages, page_size, num_kv_heads, head_dim]");
+  check_rank(cache.value, "cache.value", 4, "[num_pages, page_size, num_kv_heads, head_dim_v]");
+  check_float16_or_32(cache.key, "cache.key");
+  LayerSpec layer;
+  layer.num_kv_heads = static_cast<int32_t>(cache.key.shape[2]);
+  layer.head_dim = static_cast<int32_t>(cache.key.shape[3]);
+  layer.head_dim_v = static_cast<int32_t>(cache.value.shape[3]);
+  layer.kv_dtype = cache.key.dtype;
+  layer.cache = CacheSpec{static_cast<int32_t>(cache.key.shape[1])};
+  api::check_cache(layer, cache, -1);
+  api::check_cache_slots(cache, plan::check_slots(slots));
+  api::check_new_tokens(key, value, cache, static_cast<int64_t>(slots.size()));
+  api::engine_of(cache.key.device).cache_write(key, value, cache, slots);
+}
+
+}  // namespace qkv

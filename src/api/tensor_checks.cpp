@@ -1,0 +1,157 @@
+#include "api/tensor_checks.hpp"
+
+#include "core/checks.hpp"
+
+namespace qkv::api {
+namespace {
+
+constexpr const char* kPagesAxes = "[num_pages, page_size, num_kv_heads, head_dim]";
+constexpr const char* kTokensAxes = "[num_tokens, num_heads, head_dim]";
+
+void check_pages(const Tensor& pages, const char* name) {
+  check_rank(pages, name, 4, kPagesAxes);
+  check_host(pages, name);
+  check_last_axis_contiguous(pages, name);
+}
+
+void check_tokens(const Tensor& tensor, const char* name) {
+  check_rank(tensor, name, 3, kTokensAxes);
+  check_host(tensor, name);
+  check_last_axis_contiguous(tensor, name);
+}
+
+template <class Value>
+void check_same(const char* name, const Value& of_plan, const Value& of_layer) {
+  if (of_plan == of_layer) return;
+  refuse("plan", fmt::format("a plan made for {} = {}", name, of_plan),
+         fmt::format("a plan of this layer: {} = {}", name, of_layer), ErrorCode::mismatch);
+}
+
+}  // namespace
+
+void check_cache(const LayerSpec& layer, const KvCache& cache, int32_t max_page) {
+  check_pages(cache.key, "cache.key");
+  check_pages(cache.value, "cache.value");
+  check_dtype(cache.key, "cache.key", layer.kv_dtype);
+  check_dtype(cache.value, "cache.value", layer.kv_dtype);
+  check_extent(cache.key, "cache.key", 1, layer.cache->page_size, "page_size");
+  check_extent(cache.key, "cache.key", 2, layer.num_kv_heads, "num_kv_heads");
+  check_extent(cache.key, "cache.key", 3, layer.head_dim, "head_dim");
+  check_extent(cache.value, "cache.value", 0, cache.key.shape[0], "the key's num_pages");
+  check_extent(cache.value, "cache.value", 1, layer.cache->page_size, "page_size");
+  check_extent(cache.value, "cache.value", 2, layer.num_kv_heads, "num_kv_heads");
+  check_extent(cache.value, "cache.value", 3, layer.value_dim(), "head_dim_v");
+  if (max_page >= cache.key.shape[0]) {
+    refuse("block_table", fmt::format("page {}", max_page),
+           fmt::format("page numbers below {}, the cache's num_pages", cache.key.shape[0]), ErrorCode::mismatch);
+  }
+}
+
+void check_cache_slots(const KvCache& cache, int64_t max_slot) {
+  check_writable_layout(cache.key, "cache.key");
+  check_writable_layout(cache.value, "cache.value");
+  const int64_t num_slots = cache.key.shape[0] * cache.key.shape[1];
+  if (max_slot >= num_slots) {
+    refuse("slot_mapping", fmt::format("slot {}", max_slot),
+           fmt::format("slots below {}: the cache has {} pages of {} tokens", num_slots, cache.key.shape[0],
+                       cache.key.shape[1]),
+           ErrorCode::mismatch);
+  }
+}
+
+void check_new_tokens(const Tensor& key, const Tensor& value, const KvCache& cache, int64_t num_slots) {
+  check_tokens(key, "key");
+  check_tokens(value, "value");
+  check_float16_or_32(key, "key");
+  check_float16_or_32(value, "value");
+  check_extent_at_least(key, "key", 0, num_slots, "one row a slot");
+  check_extent_at_least(value, "value", 0, num_slots, "one row a slot");
+  check_extent(key, "key", 1, cache.key.shape[2], "the cache's num_kv_heads");
+  check_extent(value, "value", 1, cache.value.shape[2], "the cache's num_kv_heads");
+  check_extent(key, "key", 2, cache.key.shape[3], "the cache's head_dim");
+  check_extent(value, "value", 2, cache.value.shape[3], "the cache's head_dim_v");
+}
+
+void check_dense_keys(const LayerSpec& layer, const Tensor& key, const Tensor& value, int64_t num_keys) {
+  check_tokens(key, "key");
+  check_tokens(value, "value");
+  check_dtype(key, "key", layer.kv_dtype);
+  check_dtype(value, "value", layer.kv_dtype);
+  check_extent_at_least(key, "key", 0, num_keys, "sum of seq_lens");
+  check_extent_at_least(value, "value", 0, num_keys, "sum of seq_lens");
+  check_extent(key, "key", 1, layer.num_kv_heads, "num_kv_heads");
+  check_extent(value, "value", 1, layer.num_kv_heads, "num_kv_heads");
+  check_extent(key, "key", 2, layer.head_dim, "head_dim");
+  check_extent(value, "value", 2, layer.value_dim(), "head_dim_v");
+}
+
+void check_query(const LayerSpec& layer, const Tensor& query, int64_t num_tokens) {
+  check_tokens(query, "query");
+  check_dtype(query, "query", layer.query_dtype);
+  check_extent_at_least(query, "query", 0, num_tokens, "num_tokens");
+  check_extent(query, "query", 1, layer.num_q_heads, "num_q_heads");
+  check_extent(query, "query", 2, layer.head_dim, "head_dim");
+}
+
+void check_out(const LayerSpec& layer, const Tensor& out, const Tensor& lse, int64_t num_tokens) {
+  check_tokens(out, "out");
+  check_writable_layout(out, "out");
+  check_dtype(out, "out", layer.out_dtype());
+  check_extent_at_least(out, "out", 0, num_tokens, "num_tokens");
+  check_extent(out, "out", 1, layer.num_q_heads, "num_q_heads");
+  check_extent(out, "out", 2, layer.value_dim(), "head_dim_v");
+  if (!lse.is_given()) return;
+  check_rank(lse, "lse", 2, "[num_q_heads, num_tokens]");
+  check_host(lse, "lse");
+  check_dtype(lse, "lse", DType::f32);
+  check_writable_layout(lse, "lse");
+  check_extent(lse, "lse", 0, layer.num_q_heads, "num_q_heads");
+  check_extent_at_least(lse, "lse", 1, num_tokens, "num_tokens");
+}
+
+void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::PlanData& plan) {
+  const LayerSpec& made_for = plan.layer;
+  const auto page_size = [](const LayerSpec& spec) { return spec.cache ? spec.cache->page_size : 0; };
+  check_same("num_q_heads", made_for.num_q_heads, layer.num_q_heads);
+  check_same("num_kv_heads", made_for.num_kv_heads, layer.num_kv_heads);
+  check_same("head_dim", made_for.head_dim, layer.head_dim);
+  check_same("head_dim_v", made_for.value_dim(), layer.value_dim());
+  check_same("query_dtype", to_string(made_for.query_dtype), to_string(layer.query_dtype));
+  check_same("kv_dtype", to_string(made_for.kv_dtype), to_string(layer.kv_dtype));
+  check_same("output_dtype", to_string(made_for.out_dtype()), to_string(layer.out_dtype()));
+  check_same("type", to_string(made_for.type), to_string(layer.type));
+  check_same("cache.page_size", page_size(made_for), page_size(layer));
+  check_same("alibi_per_request", made_for.alibi_per_request, layer.alibi_per_request);
+  if (plan.mask_hash != mask_hash) {
+    refuse("plan", fmt::format("a plan made for the mask {}", made_for.effective_mask().text()),
+           fmt::format("a plan of this layer, whose mask is {}", layer.effective_mask().text()), ErrorCode::mismatch);
+  }
+}
+
+void check_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse) {
+  if (states.empty()) refuse("states", "none", "at least one state");
+  check_tokens(out, "out");
+  check_float16_or_32(out, "out");
+  check_writable_layout(out, "out");
+  const auto check_lse = [&](const Tensor& tensor, const char* name) {
+    check_rank(tensor, name, 2, "[num_heads, num_tokens]");
+    check_host(tensor, name);
+    check_dtype(tensor, name, DType::f32);
+    check_extent(tensor, name, 0, out.shape[1], "num_heads of out");
+    check_extent(tensor, name, 1, out.shape[0], "num_tokens of out");
+  };
+  for (size_t s = 0; s < states.size(); ++s) {
+    const std::string name = fmt::format("states[{}]", s);
+    check_tokens(states[s].out, (name + ".out").c_str());
+    check_float16_or_32(states[s].out, (name + ".out").c_str());
+    check_extent(states[s].out, (name + ".out").c_str(), 0, out.shape[0], "num_tokens of out");
+    check_extent(states[s].out, (name + ".out").c_str(), 1, out.shape[1], "num_heads of out");
+    check_extent(states[s].out, (name + ".out").c_str(), 2, out.shape[2], "head_dim_v of out");
+    check_lse(states[s].lse, (name + ".lse").c_str());
+  }
+  if (!lse.is_given()) return;
+  check_lse(lse, "lse");
+  check_writable_layout(lse, "lse");
+}
+
+}  // namespace qkv::api

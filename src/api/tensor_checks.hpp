@@ -1,0 +1,24 @@
+// The checks of tensors that a call is handed: shapes against the layer, pages and slots against the cache's size.
+#pragma once
+
+#include "plan/plan_data.hpp"
+#include "qkv/attention.hpp"
+#include "qkv/layer.hpp"
+#include "qkv/ops.hpp"
+
+namespace qkv::api {
+
+// A cache for the layer. max_page is the highest page number that the plan uses, -1 for none.
+void check_cache(const LayerSpec& layer, const KvCache& cache, int32_t max_page);
+// A cache that slots up to max_slot are written to.
+void check_cache_slots(const KvCache& cache, int64_t max_slot);
+// Keys and values of new tokens, to be written into the cache.
+void check_new_tokens(const Tensor& key, const Tensor& value, const KvCache& cache, int64_t num_slots);
+void check_dense_keys(const LayerSpec& layer, const Tensor& key, const Tensor& value, int64_t num_keys);
+void check_query(const LayerSpec& layer, const Tensor& query, int64_t num_tokens);
+void check_out(const LayerSpec& layer, const Tensor& out, const Tensor& lse, int64_t num_tokens);
+// The plan was made for a layer of this kind.
+void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::PlanData& plan);
+void check_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse);
+
+}  // namespace qkv::api

@@ -1,0 +1,14 @@
+// The environment names that the library reads. A new one is added here and nowhere else.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace qkv {
+
+inline constexpr const char* kEnvironmentNames[] = {"QKV_FORCE", "QKV_THREADS"};
+
+// The value of one of kEnvironmentNames; nothing if unset or empty.
+std::optional<std::string> environment(const char* name);
+
+}  // namespace qkv

@@ -1,0 +1,41 @@
+// How many rows and keys a work item covers. Rules that see only the layer and the request's own lengths, so that a
+// request's bits never depend on its batch. Shared by host and device planners.
+#pragma once
+
+#include <cstdint>
+
+namespace qkv::index {
+
+// New tokens an item of many rows covers: about `rows_per_item` packed rows, fewer where the request alone would not
+// keep a large machine busy, but whole query tiles.
+constexpr int32_t kItemsWanted = 32;
+
+constexpr int32_t tokens_per_item(int64_t num_rows, int32_t num_kv_heads, int32_t group_size, int32_t rows_per_item,
+                                  int32_t tile_q) {
+  const int64_t even_share = num_rows * num_kv_heads / kItemsWanted;
+  int64_t rows = (even_share / tile_q) * tile_q;
+  if (rows < tile_q) rows = tile_q;
+  if (rows > rows_per_item) rows = rows_per_item;
+  return group_size >= rows ? 1 : static_cast<int32_t>(rows / group_size);
+}
+
+// Keys of a split for requests of few rows, on an absolute grid: fewer KV heads need more splits to fill a machine.
+constexpr int32_t few_rows_split_keys(int32_t num_kv_heads) {
+  return num_kv_heads <= 1 ? 512 : num_kv_heads <= 4 ? 1024 : 2048;
+}
+
+// Keys of a split, or no split (INT32_MAX) where the rows alone give enough items. Row counts are of the whole request.
+constexpr int32_t split_keys(int64_t num_rows, int32_t num_kv_heads, int32_t few_rows, int32_t rows_per_item) {
+  if (num_rows <= few_rows) return few_rows_split_keys(num_kv_heads);
+  if (num_rows <= rows_per_item) return 4 * few_rows_split_keys(num_kv_heads);
+  return INT32_MAX;
+}
+
+// The end of the split that holds `position`: splits lie on absolute multiples of split_keys.
+constexpr int32_t split_end(int32_t position, int32_t split_keys, int32_t kv_end) {
+  if (split_keys == INT32_MAX) return kv_end;
+  const int64_t end = (static_cast<int64_t>(position) / split_keys + 1) * split_keys;
+  return end < kv_end ? static_cast<int32_t>(end) : kv_end;
+}
+
+}  // namespace qkv::index

@@ -1,0 +1,166 @@
+// Threads over work items, then over merges. All that a kernel needs is resolved here to one ForwardTask an item.
+#include "cpu/engine.hpp"
+
+#include <memory>
+
+#include "cpu/cache_write.hpp"
+#include "cpu/kernels.hpp"
+#include "cpu/merge.hpp"
+#include "cpu/threads.hpp"
+
+namespace qkv::cpu {
+namespace {
+
+std::byte* at(const Tensor& tensor, int64_t offset) {
+  return static_cast<std::byte*>(tensor.data) + offset * size_bytes(tensor.dtype);
+}
+
+int64_t stride_bytes(const Tensor& tensor, int32_t axis) { return tensor.stride[axis] * size_bytes(tensor.dtype); }
+
+// The rows of one forward call; holds the buffer of partial states.
+class Forward {
+ public:
+  explicit Forward(const plan::ForwardCall& call)
+      : call_(call),
+        plan_(call.plan),
+        group_size_(call.layer.group_size()),
+        dim_v_(call.layer.value_dim()),
+        state_out_(new float[plan_.num_state_rows * dim_v_]),  // NOLINT(modernize-make-unique): left uninitialised
+        state_lse_(new float[plan_.num_state_rows]) {}         // NOLINT(modernize-make-unique)
+
+  void run() const {
+    const ForwardKernels& kernels = forward_kernels();
+    parallel_for(static_cast<int64_t>(plan_.items.size()), [&](int64_t i) {
+      const plan::WorkItem& item = plan_.items[i];
+      const ForwardTask task = make_task(item);
+      (item.few_rows ? kernels.few_rows : kernels.many_rows)(task);
+    });
+    parallel_for(static_cast<int64_t>(plan_.merges.size()), [&](int64_t i) { merge(plan_.merges[i]); });
+  }
+
+ private:
+  ForwardTask make_task(const plan::WorkItem& item) const {
+    const LayerSpec& layer = call_.layer;
+    const int32_t head = item.kv_head * group_size_;
+    const int64_t token = plan_.query_start_loc[item.request] + item.query_begin;
+    ForwardTask task;
+    task.head_dim = layer.head_dim;
+    task.head_dim_v = dim_v_;
+    task.group_size = group_size_;
+    task.num_tokens = item.query_end - item.query_begin;
+    task.query_dtype = call_.query.dtype;
+    task.query = at(call_.query, token * call_.query.stride[0] + head * call_.query.stride[1]);
+    task.query_token_stride = stride_bytes(call_.query, 0);
+    task.query_head_stride = stride_bytes(call_.query, 1);
+    task.kv = key_value_source(item);
+    task.segments = {plan_.segments.data() + item.segment_begin, plan_.segments.data() + item.segment_end};
+    task.scale = layer.effective_scale();
+    task.softcap = layer.softcap;
+    task.alibi_slopes = alibi_slopes(item.request, head);
+    task.sinks = sinks(head);
+    task.mask = &plan_.mask;
+    task.mask_input = &plan_.mask_inputs[item.request];
+    task.query_begin = item.query_begin;
+    task.first_head = head;
+    if (item.state_row >= 0) {
+      task.state_out = state_out_.get() + item.state_row * dim_v_;
+      task.state_lse = state_lse_.get() + item.state_row;
+    }
+    task.out_dtype = call_.out.dtype;
+    task.out = out_row(token, head);
+    task.out_token_stride = stride_bytes(call_.out, 0);
+    task.out_head_stride = stride_bytes(call_.out, 1);
+    if (call_.lse.is_given()) {
+      task.lse = lse_row(token, head);
+      task.lse_token_stride = call_.lse.stride[1];
+      task.lse_head_stride = call_.lse.stride[0];
+    }
+    return task;
+  }
+
+  KeyValueSource key_value_source(const plan::WorkItem& item) const {
+    const Tensor& key = call_.key;
+    const Tensor& value = call_.value;
+    KeyValueSource source;
+    source.dtype = key.dtype;
+    if (call_.layer.cache) {
+      source.key = at(key, item.kv_head * key.stride[2]);
+      source.value = at(value, item.kv_head * value.stride[2]);
+      source.pages = plan_.pages.data() + plan_.page_start[item.request];
+      source.page_size = call_.layer.cache->page_size;
+      source.key_page_stride = stride_bytes(key, 0);
+      source.value_page_stride = stride_bytes(value, 0);
+      source.key_token_stride = stride_bytes(key, 1);
+      source.value_token_stride = stride_bytes(value, 1);
+    } else {
+      const int64_t first = plan_.key_start[item.request];
+      source.key = at(key, first * key.stride[0] + item.kv_head * key.stride[1]);
+      source.value = at(value, first * value.stride[0] + item.kv_head * value.stride[1]);
+      source.key_token_stride = stride_bytes(key, 0);
+      source.value_token_stride = stride_bytes(value, 0);
+    }
+    return source;
+  }
+
+  const float* alibi_slopes(int32_t request, int32_t head) const {
+    if (call_.layer.alibi_per_request) {
+      return plan_.alibi_slopes.data() + static_cast<int64_t>(request) * call_.layer.num_q_heads + head;
+    }
+    return call_.layer.alibi_slopes.empty() ? nullptr : call_.layer.alibi_slopes.data() + head;
+  }
+
+  const float* sinks(int32_t head) const {
+    return call_.layer.sinks.empty() ? nullptr : call_.layer.sinks.data() + head;
+  }
+
+  std::byte* out_row(int64_t token, int32_t head) const {
+    return at(call_.out, token * call_.out.stride[0] + head * call_.out.stride[1]);
+  }
+
+  float* lse_row(int64_t token, int32_t head) const {
+    return static_cast<float*>(call_.lse.data) + head * call_.lse.stride[0] + token * call_.lse.stride[1];
+  }
+
+  void merge(const plan::MergeItem& item) const {
+    const int32_t first_head = item.kv_head * group_size_;
+    const int64_t rows = static_cast<int64_t>(item.query_end - item.query_begin) * group_size_;
+    std::vector<StateRow> states(item.num_states);
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int32_t s = 0; s < item.num_states; ++s) {
+        const int64_t state_row = item.state_row + s * rows + row;
+        states[s] = {reinterpret_cast<const std::byte*>(state_out_.get() + state_row * dim_v_), DType::f32,
+                     state_lse_[state_row]};
+      }
+      const int64_t token = plan_.query_start_loc[item.request] + item.query_begin + row / group_size_;
+      const auto head = static_cast<int32_t>(first_head + row % group_size_);
+      const float lse = merge_row(states, sinks(head), dim_v_, out_row(token, head), call_.out.dtype);
+      if (call_.lse.is_given()) *lse_row(token, head) = lse;
+    }
+  }
+
+  const plan::ForwardCall& call_;
+  const plan::PlanData& plan_;
+  const int32_t group_size_;
+  const int32_t dim_v_;
+  std::unique_ptr<float[]> state_out_;  // [num_state_rows, dim_v]
+  std::unique_ptr<float[]> state_lse_;  // [num_state_rows]
+};
+
+class CpuEngine final : public plan::Engine {
+ public:
+  plan::PlanShape plan_shape() const override { return {kTileKv, kFewRows, kRowsPerItem, kTileQ}; }
+  void forward(const plan::ForwardCall& call) const override { Forward(call).run(); }
+  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache,
+                   std::span<const int64_t> slot_mapping) const override {
+    cpu::cache_write(key, value, cache, slot_mapping);
+  }
+  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse) const override {
+    cpu::merge_states(states, out, lse);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<plan::Engine> make_engine() { return std::make_unique<CpuEngine>(); }
+
+}  // namespace qkv::cpu

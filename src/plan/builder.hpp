@@ -1,0 +1,25 @@
+// Batch -> PlanData: checks and copies the batch's index arrays, then cuts the work.
+#pragma once
+
+#include "plan/engine.hpp"
+#include "plan/plan_data.hpp"
+#include "qkv/batch.hpp"
+#include "qkv/layer.hpp"
+
+namespace qkv::plan {
+
+PlanData build(const LayerSpec& layer, const Batch& batch, const PlanShape& shape);
+
+// Fills everything but segments, items and merges. Throws on the first thing that is wrong.
+PlanData read_batch(const LayerSpec& layer, const Batch& batch);
+
+// Checks slots (-1 = nowhere, no slot twice) and returns the highest, or -1.
+int64_t check_slots(const std::vector<int64_t>& slots);
+
+// Fills segments, items, merges and num_state_rows.
+void cut_work(PlanData& plan, const PlanShape& shape);
+
+// The plan in words, one line a request.
+std::string describe(const PlanData& plan);
+
+}  // namespace qkv::plan

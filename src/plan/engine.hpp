@@ -1,0 +1,43 @@
+// The interface that engines fill in, and the numbers by which they shape a plan.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plan/plan_data.hpp"
+#include "qkv/attention.hpp"
+#include "qkv/ops.hpp"
+
+namespace qkv::plan {
+
+struct PlanShape {
+  int32_t tile_kv;        // keys a tile of the absolute grid
+  int32_t few_rows;       // packed rows of a request up to which the few-rows kernel runs
+  int32_t rows_per_item;  // packed rows of an item, at most (one token's heads may exceed it)
+  int32_t tile_q;         // packed rows of a query tile: items are cut near its multiples
+};
+
+// All tensors are checked before an engine sees them.
+struct ForwardCall {
+  const LayerSpec& layer;
+  const PlanData& plan;
+  Tensor query;
+  Tensor key;    // pages [num_pages, page_size, num_kv_heads, head_dim], or dense [num_keys, num_kv_heads, head_dim]
+  Tensor value;  // likewise
+  Tensor out;
+  Tensor lse;  // may be absent
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual PlanShape plan_shape() const = 0;
+  virtual void forward(const ForwardCall& call) const = 0;
+  // Slot -1: nothing of the token is read or written.
+  virtual void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache,
+                           std::span<const int64_t> slot_mapping) const = 0;
+  virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse) const = 0;
+};
+
+}  // namespace qkv::plan

@@ -1,0 +1,66 @@
+// What a plan holds: the batch's index arrays, checked and copied, and the work items made of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mask/program.hpp"
+#include "qkv/layer.hpp"
+
+namespace qkv::plan {
+
+// Query rows x a run of keys -> a state, or the finished output where the run is all that the rows see.
+struct WorkItem {
+  int32_t request;
+  int32_t kv_head;
+  int32_t query_begin, query_end;      // new tokens of the request; rows are these x the heads of the group
+  int32_t segment_begin, segment_end;  // range in PlanData::segments
+  int64_t state_row;                   // first row in the buffer of partial states; -1 = writes the output itself
+  int64_t cost;                        // row x key pairs, for balancing
+  bool few_rows;                       // which of the engine's two kernels runs: by the request's own rows only
+};
+
+// Joins the states of one row block, in rising order of keys.
+struct MergeItem {
+  int32_t request;
+  int32_t kv_head;
+  int32_t query_begin, query_end;
+  int64_t state_row;   // first row of the first state
+  int32_t num_states;  // state s begins at state_row + s·rows
+};
+
+struct PlanData {
+  // Mask inputs point into `operands`: a plan moves, but is never copied.
+  PlanData() = default;
+  PlanData(PlanData&&) = default;
+  PlanData& operator=(PlanData&&) = default;
+
+  LayerSpec layer;  // what the plan was made for
+  mask::Program mask;
+  uint64_t mask_hash = 0;
+
+  int32_t num_requests = 0;
+  int64_t num_tokens = 0;
+  int64_t num_keys = 0;
+  std::vector<int32_t> query_start_loc;  // [num_requests + 1]
+  std::vector<int32_t> seq_lens;         // [num_requests]
+  std::vector<int64_t> key_start;        // [num_requests]: offset of a request's keys where they are dense
+  std::vector<int32_t> pages;            // pages of all requests, one after another
+  std::vector<int64_t> page_start;       // [num_requests]: a request's first entry in `pages`
+  int32_t max_page = -1;                 // highest page number used
+  std::vector<int64_t> slot_mapping;
+  bool has_slot_mapping = false;
+  int64_t max_slot = -1;
+  std::vector<float> alibi_slopes;  // [num_requests, num_q_heads], when the layer takes them from the batch
+
+  std::vector<std::vector<int32_t>> operands;   // in the order of mask.operands
+  std::vector<mask::ProgramInput> mask_inputs;  // [num_requests], pointing into `operands`
+
+  std::vector<mask::KeySegment> segments;
+  std::vector<WorkItem> items;  // most expensive first
+  std::vector<MergeItem> merges;
+  int64_t num_state_rows = 0;
+};
+
+}  // namespace qkv::plan

@@ -1,0 +1,145 @@
+// The definition of attention, in float64: for each query row, the scores of the keys it sees, their softmax, and the
+// weighted mean of their values. Nothing here knows of tiles, splits or plans.
+#include <cmath>
+#include <limits>
+
+#include "core/float16.hpp"
+#include "qkv/reference.hpp"
+
+namespace qkv::reference {
+namespace {
+
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+int32_t at_i32(const Tensor& tensor, int64_t i) {
+  return static_cast<const int32_t*>(tensor.data)[i * tensor.stride[0]];
+}
+
+double element(const Tensor& tensor, int64_t offset) {
+  return load_f32(static_cast<const std::byte*>(tensor.data) + offset * size_bytes(tensor.dtype), tensor.dtype);
+}
+
+// Where the keys of a request lie: `token(j)` gives the offset of key j's head 0 in a tensor of keys or values.
+struct KeyLocator {
+  const LayerSpec& spec;
+  const Batch& batch;
+  int64_t request;
+  int64_t first_dense_key;
+
+  int64_t token(const Tensor& tensor, int64_t position) const {
+    if (!spec.cache) return (first_dense_key + position) * tensor.stride[0];
+    const Tensor& table = batch.block_table;
+    const int64_t entry = position / spec.cache->page_size;
+    const int64_t page = static_cast<const int32_t*>(table.data)[request * table.stride[0] + entry * table.stride[1]];
+    return page * tensor.stride[0] + (position % spec.cache->page_size) * tensor.stride[1];
+  }
+
+  int64_t head_stride(const Tensor& tensor) const { return tensor.stride[spec.cache ? 2 : 1]; }
+};
+
+float alibi_slope(const LayerSpec& spec, const Batch& batch, int64_t request, int32_t head) {
+  if (spec.alibi_per_request) {
+    const Tensor& slopes = batch.alibi_slopes;
+    return static_cast<const float*>(slopes.data)[request * slopes.stride[0] + head * slopes.stride[1]];
+  }
+  return spec.alibi_slopes.empty() ? 0.0F : spec.alibi_slopes[head];
+}
+
+double score(const LayerSpec& spec, double dot, double slope, int64_t q_pos, int64_t kv_pos) {
+  double s = static_cast<double>(spec.effective_scale()) * dot;
+  if (spec.softcap > 0) s = spec.softcap * std::tanh(s / spec.softcap);
+  return s - slope * static_cast<double>(std::llabs(q_pos - kv_pos));
+}
+
+// std::max would lose a NaN.
+double larger_or_nan(double a, double b) { return std::isnan(a) || std::isnan(b) ? std::nan("") : std::max(a, b); }
+
+class Reference {
+ public:
+  Reference(const LayerSpec& spec, const Batch& batch, const Tensor& query, const Tensor& key, const Tensor& value)
+      : spec_(spec), batch_(batch), query_(query), key_(key), value_(value), mask_(spec.effective_mask()) {}
+
+  Result run() {
+    const int64_t num_requests = batch_.query_start_loc.shape[0] - 1;
+    num_tokens_ = at_i32(batch_.query_start_loc, num_requests);
+    result_.out.resize(num_tokens_ * spec_.num_q_heads * spec_.value_dim());
+    result_.lse.resize(num_tokens_ * spec_.num_q_heads);
+    MaskScene scene;
+    scene.operands = batch_.mask_operands;
+    for (int64_t request = 0; request < num_requests; ++request) {
+      const int32_t first = at_i32(batch_.query_start_loc, request);
+      scene.request = static_cast<int32_t>(request);
+      scene.q_len = at_i32(batch_.query_start_loc, request + 1) - first;
+      scene.kv_len = batch_.seq_lens.is_given() ? at_i32(batch_.seq_lens, request) : scene.q_len;
+      scene.query_start = first;
+      for (scene.q_head = 0; scene.q_head < spec_.num_q_heads; ++scene.q_head) {
+        for (int32_t query = 0; query < scene.q_len; ++query) attend(scene, query);
+      }
+      scene.key_start += scene.kv_len;
+    }
+    return std::move(result_);
+  }
+
+ private:
+  void attend(const MaskScene& scene, int32_t query) {
+    const KeyLocator keys{spec_, batch_, scene.request, scene.key_start};
+    const int32_t head = scene.q_head;
+    const int32_t kv_head = head / spec_.group_size();
+    const int64_t row = scene.query_start + query;
+    const int64_t q_pos = static_cast<int64_t>(query) + scene.kv_len - scene.q_len;
+    const double slope = alibi_slope(spec_, batch_, scene.request, head);
+
+    std::vector<int32_t> visible;
+    std::vector<double> scores;
+    double maximum = spec_.sinks.empty() ? kMinusInfinity : spec_.sinks[head];
+    for (int32_t j = 0; j < scene.kv_len; ++j) {
+      if (!is_visible(mask_, scene, query, j)) continue;
+      const int64_t key_offset = keys.token(key_, j) + kv_head * keys.head_stride(key_);
+      double dot = 0;
+      for (int32_t c = 0; c < spec_.head_dim; ++c) {
+        dot += element(query_, row * query_.stride[0] + head * query_.stride[1] + c) * element(key_, key_offset + c);
+      }
+      visible.push_back(j);
+      scores.push_back(score(spec_, dot, slope, q_pos, j));
+      maximum = larger_or_nan(maximum, scores.back());
+    }
+
+    double& lse = result_.lse[head * num_tokens_ + row];
+    lse = kMinusInfinity;
+    if (maximum == kMinusInfinity) return;  // nothing visible and no sink (or only scores of -inf): out stays 0
+    double denominator = spec_.sinks.empty() ? 0.0 : std::exp(spec_.sinks[head] - maximum);
+    for (double& s : scores) {
+      s = std::exp(s - maximum);
+      denominator += s;
+    }
+    lse = maximum + std::log(denominator);
+    double* out = &result_.out[(row * spec_.num_q_heads + head) * spec_.value_dim()];
+    for (size_t i = 0; i < visible.size(); ++i) {
+      const int64_t value_offset = keys.token(value_, visible[i]) + kv_head * keys.head_stride(value_);
+      for (int32_t c = 0; c < spec_.value_dim(); ++c)
+        out[c] += scores[i] / denominator * element(value_, value_offset + c);
+    }
+  }
+
+  const LayerSpec& spec_;
+  const Batch& batch_;
+  const Tensor& query_;
+  const Tensor& key_;
+  const Tensor& value_;
+  const Mask mask_;
+  int64_t num_tokens_ = 0;
+  Result result_;
+};
+
+}  // namespace
+
+Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const Tensor& key,
+                 const Tensor& value) {
+  return Reference(spec, batch, query, key, value).run();
+}
+
+Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache) {
+  return attention(spec, batch, query, cache.key, cache.value);
+}
+
+}  // namespace qkv::reference

@@ -1,0 +1,28 @@
+#include "qkv/layer.hpp"
+
+#include <cmath>
+
+namespace qkv {
+
+std::string_view to_string(AttentionType type) {
+  switch (type) {
+    case AttentionType::decoder:
+      return "decoder";
+    case AttentionType::encoder_only:
+      return "encoder_only";
+    case AttentionType::encoder:
+      return "encoder";
+    case AttentionType::encoder_decoder:
+      return "encoder_decoder";
+  }
+  return "unknown";
+}
+
+float LayerSpec::effective_scale() const { return scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))); }
+
+Mask LayerSpec::effective_mask() const {
+  if (mask) return *mask;
+  return type == AttentionType::decoder ? mask::causal() : mask::everything();
+}
+
+}  // namespace qkv

@@ -1,0 +1,119 @@
+#include "spec/rules.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace qkv::spec {
+namespace {
+
+constexpr int32_t kMinHeadDim = 8;
+constexpr int32_t kMaxHeadDim = 512;
+
+class Rules {
+ public:
+  Rules(const LayerSpec& spec, Device device) : spec_(spec), device_(device) {}
+
+  std::vector<Reason> run() {
+    check_device();
+    check_heads();
+    check_head_dims();
+    check_dtypes();
+    check_cache();
+    check_score_terms();
+    return std::move(reasons_);
+  }
+
+ private:
+  template <class Value>
+  void against(std::string argument, const Value& value, std::string allowed,
+               ErrorCode code = ErrorCode::invalid_argument) {
+    reasons_.push_back({code, std::move(argument), fmt::format("{}", value), std::move(allowed)});
+  }
+
+  void check_device() {
+    if (device_.kind != DeviceKind::cpu) {
+      against("device", to_string(device_), "cpu, the only engine of this version", ErrorCode::unsupported);
+    } else if (device_.index != 0) {
+      against("device.index", device_.index, "0 for the cpu");
+    }
+  }
+
+  void check_heads() {
+    if (spec_.num_q_heads < 1) against("num_q_heads", spec_.num_q_heads, "at least 1");
+    if (spec_.num_kv_heads < 1) {
+      against("num_kv_heads", spec_.num_kv_heads, "at least 1");
+    } else if (spec_.num_q_heads % spec_.num_kv_heads != 0) {
+      against("num_kv_heads", spec_.num_kv_heads, fmt::format("a divisor of num_q_heads = {}", spec_.num_q_heads));
+    }
+  }
+
+  void check_head_dims() {
+    const auto check = [&](const char* name, int32_t dim) {
+      if (dim < kMinHeadDim || dim > kMaxHeadDim) against(name, dim, fmt::format("{} to {}", kMinHeadDim, kMaxHeadDim));
+    };
+    check("head_dim", spec_.head_dim);
+    if (spec_.head_dim_v != 0) check("head_dim_v", spec_.head_dim_v);
+  }
+
+  void check_dtypes() {
+    const auto check = [&](const char* name, DType dtype) {
+      if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;
+      const bool is_float = dtype == DType::f8e4m3;
+      against(name, to_string(dtype), "f32, f16 or bf16",
+              is_float ? ErrorCode::unsupported : ErrorCode::invalid_argument);
+    };
+    check("query_dtype", spec_.query_dtype);
+    check("kv_dtype", spec_.kv_dtype);
+    if (spec_.output_dtype) check("output_dtype", *spec_.output_dtype);
+  }
+
+  void check_cache() {
+    if (!spec_.cache) return;
+    if (spec_.cache->page_size < 1) against("cache.page_size", spec_.cache->page_size, "at least 1 token");
+    if (spec_.type == AttentionType::encoder || spec_.type == AttentionType::encoder_only) {
+      against("cache", fmt::format("pages of {} tokens", spec_.cache->page_size),
+              fmt::format("no cache for type {}: its keys are the new tokens themselves", to_string(spec_.type)));
+    }
+  }
+
+  void check_score_terms() {
+    if (spec_.scale && !std::isfinite(*spec_.scale)) against("scale", *spec_.scale, "a finite number");
+    if (!std::isfinite(spec_.softcap) || spec_.softcap < 0) {
+      against("softcap", spec_.softcap, "0 (off) or a finite number above 0");
+    }
+    check_per_head(
+        "alibi_slopes", spec_.alibi_slopes, [](float slope) { return std::isfinite(slope); }, "finite");
+    if (spec_.alibi_per_request && !spec_.alibi_slopes.empty()) {
+      against("alibi_slopes", fmt::format("{} values", spec_.alibi_slopes.size()),
+              "none with alibi_per_request: slopes come with each batch");
+    }
+    check_per_head(
+        "sinks", spec_.sinks, [](float sink) { return !std::isnan(sink) && sink < INFINITY; },
+        "a number below inf (-inf = no sink)");
+  }
+
+  template <class IsAllowed>
+  void check_per_head(const char* name, const std::vector<float>& values, IsAllowed is_allowed, const char* allowed) {
+    if (values.empty()) return;
+    if (static_cast<int64_t>(values.size()) != spec_.num_q_heads) {
+      against(name, fmt::format("{} values", values.size()), fmt::format("one a query head: {}", spec_.num_q_heads));
+    }
+    for (size_t head = 0; head < values.size(); ++head) {
+      if (!is_allowed(values[head])) {
+        against(fmt::format("{}[{}]", name, head), values[head], allowed);
+        return;
+      }
+    }
+  }
+
+  const LayerSpec& spec_;
+  Device device_;
+  std::vector<Reason> reasons_;
+};
+
+}  // namespace
+
+std::vector<Reason> reasons_against(const LayerSpec& spec, Device device) { return Rules(spec, device).run(); }
+
+}  // namespace qkv::spec

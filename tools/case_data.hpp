@@ -1,0 +1,84 @@
+// A case's memory: everything that a request does not own is NaN, and every output lies between guard words.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cases.hpp"
+#include "qkv/attention.hpp"
+#include "qkv/batch.hpp"
+
+namespace qkv::tools {
+
+// Memory for a tensor, filled with NaN (integers: junk), with guard words on both sides.
+class GuardedBuffer {
+ public:
+  GuardedBuffer() = default;
+  GuardedBuffer(int64_t num_elements, DType dtype);
+  void* data() { return bytes_.data() + kGuardBytes; }
+  const void* data() const { return bytes_.data() + kGuardBytes; }
+  bool guards_intact() const;
+  bool operator==(const GuardedBuffer& other) const { return bytes_ == other.bytes_; }
+
+ private:
+  static constexpr size_t kGuardBytes = 256;
+  std::vector<std::byte> bytes_;
+};
+
+// A tensor with its memory; `set` and `get` convert to and from float.
+class OwnedTensor {
+ public:
+  OwnedTensor() = default;
+  OwnedTensor(DType dtype, std::initializer_list<int64_t> shape);
+  OwnedTensor(DType dtype, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> stride,
+              int64_t num_elements);
+
+  Tensor view() { return with_data(buffer_.data()); }
+  Tensor view() const { return with_data(const_cast<void*>(buffer_.data())); }  // NOLINT: callees only read
+  GuardedBuffer& buffer() { return buffer_; }
+  const GuardedBuffer& buffer() const { return buffer_; }
+
+ private:
+  Tensor with_data(void* data) const {
+    Tensor view = layout_;
+    view.data = data;
+    return view;
+  }
+  Tensor layout_;
+  GuardedBuffer buffer_;
+};
+
+void store(const Tensor& tensor, std::initializer_list<int64_t> index, float value);
+float load(const Tensor& tensor, std::initializer_list<int64_t> index);
+
+struct CaseData {
+  explicit CaseData(const Case& c);
+
+  Batch batch() const;
+  KvCache cache();  // of layers with a cache
+  // The batch of one request alone: its rows of query and dense keys are slices, its cache is the same.
+  int64_t num_tokens = 0;
+  int64_t num_keys = 0;
+
+  OwnedTensor query;
+  OwnedTensor key, value;              // dense keys, or the new tokens for update_cache
+  OwnedTensor key_pages, value_pages;  // the cache; interleaved ones live in key_pages
+  Tensor key_cache, value_cache;       // views of it
+  std::vector<int32_t> query_start_loc, seq_lens, block_table;
+  int64_t table_width = 0;
+  std::vector<int64_t> slot_mapping;
+  std::vector<float> alibi_slopes;
+  std::vector<std::pair<std::string, std::vector<int32_t>>> operands;
+
+ private:
+  void make_lengths(const Case& c);
+  void make_tokens(const Case& c, Draw& draw);
+  void make_cache(const Case& c, Draw& draw);
+  void make_operands(const Case& c, Draw& draw);
+
+  const Case& case_;
+};
+
+}  // namespace qkv::tools

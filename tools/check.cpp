@@ -1,0 +1,300 @@
+#include "check.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+
+#include "case_data.hpp"
+#include "qkv/attention.hpp"
+#include "qkv/device.hpp"
+#include "qkv/ops.hpp"
+#include "qkv/reference.hpp"
+#include "qkv/status.hpp"
+
+namespace qkv::tools {
+namespace {
+
+// What f32 sums may lose, and what rounding the result to its dtype adds.
+constexpr double kSumTolerance = 5e-5;
+
+double rounding_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return 0x1p-8;
+    case DType::f16:
+      return 0x1p-11;
+    default:
+      return 1e-5;
+  }
+}
+
+bool agree(double got, double expected, double relative) {
+  if (std::isnan(expected) || std::isnan(got)) return std::isnan(expected) && std::isnan(got);
+  if (std::isinf(expected) || std::isinf(got)) return got == expected;
+  return !(std::fabs(got - expected) > kSumTolerance + relative * std::fabs(expected));
+}
+
+struct Outputs {
+  OwnedTensor out;
+  OwnedTensor lse;
+};
+
+Outputs make_outputs(const Case& c, int64_t num_tokens) {
+  Outputs outputs;
+  outputs.out = OwnedTensor(c.layer.out_dtype(), {num_tokens + c.extra_rows, c.layer.num_q_heads, c.layer.value_dim()});
+  if (c.with_lse) outputs.lse = OwnedTensor(DType::f32, {c.layer.num_q_heads, num_tokens + c.extra_rows});
+  return outputs;
+}
+
+class CaseRun {
+ public:
+  explicit CaseRun(const Case& c) : case_(c), layer_(c.layer), data_(c), attention_(c.layer) {}
+
+  std::string run() {
+    const Batch batch = data_.batch();
+    const Plan plan = attention_.plan(batch);
+    if (layer_.cache) {
+      if (const std::string wrong = update_cache(plan); !wrong.empty()) return wrong;
+    }
+    Outputs outputs = make_outputs(case_, data_.num_tokens);
+    forward(data_.query.view(), plan, 0, outputs);
+    const reference::Result expected =
+        layer_.cache ? reference::attention(layer_, batch, data_.query.view(), data_.cache())
+                     : reference::attention(layer_, batch, data_.query.view(), data_.key.view(), data_.value.view());
+    if (const std::string wrong = compare(outputs, expected); !wrong.empty()) return wrong;
+    return compare_each_request_alone(outputs);
+  }
+
+ private:
+  // first_key: where the batch's dense keys begin.
+  void forward(const Tensor& query, const Plan& plan, int64_t first_key, Outputs& outputs) {
+    const Tensor lse = case_.with_lse ? outputs.lse.view() : Tensor{};
+    if (layer_.cache) {
+      attention_.forward(query, data_.cache(), plan, outputs.out.view(), lse);
+    } else {
+      const Tensor key = data_.key.view();
+      const Tensor value = data_.value.view();
+      attention_.forward(query, key.slice(0, first_key, key.shape[0]), value.slice(0, first_key, value.shape[0]), plan,
+                         outputs.out.view(), lse);
+    }
+  }
+
+  // The cache after the call must be the cache before it, with the new tokens' rows in their slots, byte for byte.
+  std::string update_cache(const Plan& plan) {
+    CaseData expected(case_);
+    const int64_t page_size = layer_.cache->page_size;
+    for (size_t t = 0; t < data_.slot_mapping.size(); ++t) {
+      const int64_t slot = data_.slot_mapping[t];
+      if (slot < 0) continue;
+      const auto token = static_cast<int64_t>(t);
+      for (int64_t h = 0; h < layer_.num_kv_heads; ++h) {
+        for (int64_t d = 0; d < layer_.head_dim; ++d) {
+          store(expected.key_cache, {slot / page_size, slot % page_size, h, d}, load(data_.key.view(), {token, h, d}));
+        }
+        for (int64_t d = 0; d < layer_.value_dim(); ++d) {
+          store(expected.value_cache, {slot / page_size, slot % page_size, h, d},
+                load(data_.value.view(), {token, h, d}));
+        }
+      }
+    }
+    attention_.update_cache(data_.key.view(), data_.value.view(), data_.cache(), plan);
+    const bool same = data_.key_pages.buffer() == expected.key_pages.buffer() &&
+                      data_.value_pages.buffer() == expected.value_pages.buffer();
+    return same ? "" : "update_cache: the cache's bytes differ from those expected";
+  }
+
+  std::string compare(const Outputs& outputs, const reference::Result& expected) const {
+    const double relative = rounding_of(layer_.out_dtype());
+    const int64_t dim = layer_.value_dim();
+    if (!outputs.out.buffer().guards_intact()) return "out: guard words overwritten";
+    for (int64_t t = 0; t < data_.num_tokens; ++t) {
+      for (int64_t h = 0; h < layer_.num_q_heads; ++h) {
+        for (int64_t d = 0; d < dim; ++d) {
+          const double got = load(outputs.out.view(), {t, h, d});
+          const double want = expected.out[(t * layer_.num_q_heads + h) * dim + d];
+          if (!agree(got, want, relative)) {
+            return fmt::format("out[{}, {}, {}]: got {}, expected {}", t, h, d, got, want);
+          }
+        }
+      }
+    }
+    for (int64_t t = data_.num_tokens; t < data_.num_tokens + case_.extra_rows; ++t) {
+      for (int64_t h = 0; h < layer_.num_q_heads; ++h) {
+        for (int64_t d = 0; d < dim; ++d) {
+          if (!std::isnan(load(outputs.out.view(), {t, h, d})))
+            return fmt::format("out[{}]: a padding row was written", t);
+        }
+      }
+    }
+    return case_.with_lse ? compare_lse(outputs, expected) : "";
+  }
+
+  std::string compare_lse(const Outputs& outputs, const reference::Result& expected) const {
+    if (!outputs.lse.buffer().guards_intact()) return "lse: guard words overwritten";
+    for (int64_t h = 0; h < layer_.num_q_heads; ++h) {
+      for (int64_t t = 0; t < data_.num_tokens + case_.extra_rows; ++t) {
+        const double got = load(outputs.lse.view(), {h, t});
+        if (t >= data_.num_tokens) {
+          if (!std::isnan(got)) return fmt::format("lse[{}, {}]: a padding row was written", h, t);
+          continue;
+        }
+        const double want = expected.lse[h * data_.num_tokens + t];
+        if (!agree(got, want, 1e-5)) return fmt::format("lse[{}, {}]: got {}, expected {}", h, t, got, want);
+      }
+    }
+    return "";
+  }
+
+  // A request's bits do not depend on its neighbours. Masks that name the request's number are no such request.
+  std::string compare_each_request_alone(const Outputs& together) {
+    const std::string mask = layer_.effective_mask().text();
+    for (size_t at = mask.find("request"); at != std::string::npos; at = mask.find("request", at + 1)) {
+      if (at == 0 || mask[at - 1] != '[') return "";
+    }
+    for (size_t r = 0; r < case_.requests.size(); ++r) {
+      if (case_.requests[r].q_len == 0) continue;
+      if (const std::string wrong = compare_alone(together, r); !wrong.empty()) return wrong;
+    }
+    return "";
+  }
+
+  std::string compare_alone(const Outputs& together, size_t r) {
+    const auto request = static_cast<int64_t>(r);
+    const int64_t first = data_.query_start_loc[r];
+    const int64_t q_len = case_.requests[r].q_len;
+    int64_t first_key = 0;
+    for (size_t i = 0; i < r; ++i) first_key += case_.requests[i].kv_len;
+    const std::vector<int32_t> starts = {0, static_cast<int32_t>(q_len)};
+    Batch batch = data_.batch();
+    batch.query_start_loc = Tensor::contiguous(starts.data(), DType::i32, {2});
+    if (batch.seq_lens.is_given()) batch.seq_lens = batch.seq_lens.slice(0, request, request + 1);
+    if (batch.block_table.is_given()) batch.block_table = batch.block_table.slice(0, request, request + 1);
+    if (batch.alibi_slopes.is_given()) batch.alibi_slopes = batch.alibi_slopes.slice(0, request, request + 1);
+    batch.slot_mapping = {};
+    const auto declared = operands_of(layer_.effective_mask());
+    for (size_t i = 0; i < declared.size(); ++i) {
+      Tensor& values = batch.mask_operands[i].values;
+      const OperandScope scope = declared[i].scope;
+      const int64_t begin = scope == OperandScope::request ? request : scope == OperandScope::key ? first_key : first;
+      const int64_t count = scope == OperandScope::request ? 1
+                            : scope == OperandScope::key   ? case_.requests[r].kv_len
+                                                           : q_len;
+      values = values.slice(0, begin, begin + count);
+    }
+    Outputs alone = make_outputs(case_, q_len);
+    forward(data_.query.view().slice(0, first, first + q_len), attention_.plan(batch), first_key, alone);
+
+    const size_t row_bytes =
+        static_cast<size_t>(layer_.num_q_heads) * layer_.value_dim() * size_bytes(layer_.out_dtype());
+    const auto* all = static_cast<const std::byte*>(together.out.buffer().data());
+    if (std::memcmp(all + static_cast<size_t>(first) * row_bytes, alone.out.buffer().data(),
+                    static_cast<size_t>(q_len) * row_bytes) != 0) {
+      return fmt::format("request {} alone has other bits of out than in the batch", r);
+    }
+    for (int64_t h = 0; case_.with_lse && h < layer_.num_q_heads; ++h) {
+      for (int64_t t = 0; t < q_len; ++t) {
+        const float a = load(together.lse.view(), {h, first + t});
+        const float b = load(alone.lse.view(), {h, t});
+        if (std::memcmp(&a, &b, sizeof(a)) != 0) {
+          return fmt::format("request {} alone has other bits of lse than in the batch", r);
+        }
+      }
+    }
+    return "";
+  }
+
+  const Case& case_;
+  const LayerSpec& layer_;
+  CaseData data_;
+  Attention attention_;
+};
+
+// One line, rewritten in place, where somebody is looking.
+class Progress {
+ public:
+  explicit Progress(int64_t total) : total_(total), shown_(isatty(STDERR_FILENO) != 0) {}
+  ~Progress() { clear(); }
+  void show(int64_t done, int64_t failed) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!shown_ || (now - last_ < std::chrono::milliseconds(200) && done != total_)) return;
+    last_ = now;
+    const auto filled = static_cast<size_t>(30 * done / std::max<int64_t>(total_, 1));
+    fmt::print(stderr, "\r[{}{}] {}/{} cases, {} failed ", std::string(filled, '#'), std::string(30 - filled, '.'),
+               done, total_, failed);
+  }
+  void clear() {
+    if (shown_) fmt::print(stderr, "\r{}\r", std::string(78, ' '));
+  }
+
+ private:
+  int64_t total_;
+  bool shown_;
+  std::chrono::steady_clock::time_point last_{};
+};
+
+struct CheckOptions {
+  int64_t cases = 2000;
+  uint64_t seed = 1;
+  int64_t first = 0;
+  std::string device = "cpu";
+  bool verbose = false;
+};
+
+void run_check(const CheckOptions& options) {
+  if (options.device != "cpu") {
+    throw CLI::ValidationError("--device",
+                               fmt::format("got {}; allowed: cpu, the only engine of this version", options.device));
+  }
+  fmt::print("Checking {} random cases (seed {}) on cpu, {} on {} threads, against the float64 oracle.\n",
+             options.cases, options.seed, instruction_set_in_use(), num_threads());
+  Progress progress(options.cases);
+  int64_t failed = 0;
+  for (int64_t i = 0; i < options.cases; ++i) {
+    const Case random_case = draw_case(options.seed, options.first + i);
+    if (options.verbose) fmt::print("{}: {}\n", random_case.index, describe(random_case));
+    if (const std::string wrong = failure_of(random_case); !wrong.empty()) {
+      ++failed;
+      progress.clear();
+      fmt::print("FAILED {}\n  {}\n  reproduce: qkv check --seed {} --first {} --cases 1 --verbose\n", wrong,
+                 describe(random_case), options.seed, random_case.index);
+    }
+    progress.show(i + 1, failed);
+  }
+  progress.clear();
+  fmt::print("{} passed, {} failed\n", options.cases - failed, failed);
+  if (failed != 0) throw CLI::RuntimeError(1);
+}
+
+}  // namespace
+
+std::string failure_of(const Case& random_case) {
+  try {
+    return CaseRun(random_case).run();
+  } catch (const Error& error) {
+    return fmt::format("refused: {}", error.what());
+  }
+}
+
+void add_check_command(CLI::App& app) {
+  auto options = std::make_shared<CheckOptions>();
+  CLI::App* command = app.add_subcommand("check", "Compare random cases over all features with the float64 oracle");
+  command->add_option("--cases", options->cases, "How many cases to draw")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--seed", options->seed, "Cases are a function of seed and number")->capture_default_str();
+  command->add_option("--first", options->first, "Number of the first case")->capture_default_str();
+  command->add_option("--device", options->device, "Engine under test")->capture_default_str();
+  command->add_flag("--verbose", options->verbose, "Print each case before it runs");
+  command->footer(
+      "Each case draws a layer, a cache layout, a mask and a batch; fills all memory that no request owns with NaN;\n"
+      "runs update_cache and forward; compares out and lse with the oracle, the cache byte for byte, the guard words\n"
+      "round outputs, and each request alone bit for bit. A failing case prints the command that repeats it.\n\n"
+      "Example: qkv check --cases 20000 --seed 7");
+  command->callback([options] { run_check(*options); });
+}
+
+}  // namespace qkv::tools

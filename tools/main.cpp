@@ -1,0 +1,33 @@
+// The qkv command.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+
+#include "check.hpp"
+#include "mask.hpp"
+#include "qkv/device.hpp"
+#include "qkv/layer.hpp"
+#include "qkv/status.hpp"
+
+int main(int argc, char** argv) {
+  CLI::App app("qkv: the attention layer of a serving engine.", "qkv");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", qkv::version());
+  app.footer(
+      "Examples:\n  qkv info\n  qkv check --cases 2000\n  qkv mask \"causal & window(3, 0)\" --q-len 12 --kv-len 12\n"
+      "  qkv matrix");
+  app.add_subcommand("info", "What the library found on this machine, and the settings in force")->callback([] {
+    fmt::print("{}", qkv::info());
+  });
+  app.add_subcommand("matrix", "Which features combine, printed from the rules that creating a layer runs")
+      ->callback([] { fmt::print("{}", qkv::support_matrix()); });
+  qkv::tools::add_check_command(app);
+  qkv::tools::add_mask_command(app);
+  try {
+    CLI11_PARSE(app, argc, argv);
+  } catch (const qkv::Error& error) {
+    fmt::print(stderr, "qkv: {}\n", error.what());
+    return 2;
+  }
+  return 0;
+}
