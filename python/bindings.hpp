@@ -1,0 +1,63 @@
+// The parts of the module _qkv, and the types that hold on to Python arrays between calls.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "qkv/qkv.hpp"
+#include "tensor_argument.hpp"
+
+namespace qkv::python {
+
+void bind_mask(nb::module_& module);
+void bind_layer(nb::module_& module);
+void bind_attention(nb::module_& module);
+void bind_ops(nb::module_& module);
+
+// "f32" and so on, and "cpu" or "cuda:0", as the library prints them.
+DType parse_dtype(const std::string& name, const char* argument);
+Device parse_device(const std::string& name);
+
+// A mask as an expression or as text.
+using MaskArgument = std::variant<Mask, std::string>;
+Mask to_mask(const MaskArgument& mask);
+
+// Operands by name, and what keeps their values alive.
+struct HeldOperands {
+  std::vector<MaskOperand> operands;
+  std::vector<HeldTensor> owners;
+};
+HeldOperands read_operands(const nb::dict& operands);
+
+struct HeldBatch {
+  Batch batch;
+  HeldTensor query_start_loc, seq_lens, block_table, slot_mapping, alibi_slopes;
+  HeldOperands operands;
+};
+
+struct HeldCache {
+  nb::object key, value;  // the caller's arrays; value is none when they are interleaved
+  int32_t interleaved_head_dim = 0;
+
+  // A call's own import: whether the arrays may be written is known only by the call.
+  struct View {
+    KvCache cache;
+    HeldTensor key, value;
+  };
+  View read() const { return view(false); }
+  View write() const { return view(true); }
+
+ private:
+  View view(bool writable) const;
+};
+
+}  // namespace qkv::python

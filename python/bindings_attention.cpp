@@ -1,0 +1,91 @@
+// Attention: plan, update_cache, forward. The interpreter is free while they run.
+#include "bindings.hpp"
+
+namespace qkv::python {
+namespace {
+
+Plan plan(const Attention& attention, const HeldBatch& batch) {
+  nb::gil_scoped_release released;
+  return attention.plan(batch.batch);
+}
+
+void update_cache(const Attention& attention, const ArrayArgument& key, const ArrayArgument& value,
+                  const HeldCache& cache, const Plan& plan) {
+  const HeldTensor key_tensor = read_tensor(key, "key");
+  const HeldTensor value_tensor = read_tensor(value, "value");
+  const HeldCache::View view = cache.write();
+  nb::gil_scoped_release released;
+  attention.update_cache(key_tensor.view, value_tensor.view, view.cache, plan);
+}
+
+nb::object make_output(const Attention& attention, const ArrayArgument& query, const Tensor& query_view,
+                       const ArrayArgument& out) {
+  const LayerSpec& spec = attention.spec();
+  return output_or_zeros(out, query, {query_view.shape[0], spec.num_q_heads, spec.value_dim()}, spec.out_dtype());
+}
+
+nb::object forward_paged(const Attention& attention, const ArrayArgument& query, const HeldCache& cache,
+                         const Plan& plan, const ArrayArgument& out, const ArrayArgument& lse) {
+  const HeldTensor query_tensor = read_tensor(query, "query");
+  const HeldCache::View view = cache.read();
+  const nb::object result = make_output(attention, query, query_tensor.view, out);
+  const HeldTensor out_tensor = write_tensor(result, "out");
+  const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+  {
+    nb::gil_scoped_release released;
+    attention.forward(query_tensor.view, view.cache, plan, out_tensor.view, lse_tensor.view);
+  }
+  return result;
+}
+
+nb::object forward_dense(const Attention& attention, const ArrayArgument& query, const ArrayArgument& key,
+                         const ArrayArgument& value, const Plan& plan, const ArrayArgument& out,
+                         const ArrayArgument& lse) {
+  const HeldTensor query_tensor = read_tensor(query, "query");
+  const HeldTensor key_tensor = read_tensor(key, "key");
+  const HeldTensor value_tensor = read_tensor(value, "value");
+  const nb::object result = make_output(attention, query, query_tensor.view, out);
+  const HeldTensor out_tensor = write_tensor(result, "out");
+  const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+  {
+    nb::gil_scoped_release released;
+    attention.forward(query_tensor.view, key_tensor.view, value_tensor.view, plan, out_tensor.view, lse_tensor.view);
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& module) {
+  nb::class_<Attention>(module, "Attention",
+                        "A layer that can run: Attention once a layer, plan once a step, update_cache and forward.")
+      .def(
+          "__init__",
+          [](Attention* self, const LayerSpec& spec, const std::string& device) {
+            new (self) Attention(spec, parse_device(device));
+          },
+          nb::arg("spec"), nb::arg("device") = "cpu",
+          "Raises Error with all of explain()'s reasons if the layer cannot run on the device.")
+      .def_prop_ro("spec", [](const Attention& attention) { return attention.spec(); })
+      .def("plan", &plan, nb::arg("batch"),
+           "Checks the batch and cuts it into work items. The plan fits every Attention whose spec differs only in "
+           "sinks, slopes and scales' values, and keeps nothing of the batch's arrays.")
+      .def("update_cache", &update_cache, nb::arg("key"), nb::arg("value"), nb::arg("cache"), nb::arg("plan"),
+           "Writes key and value of the new tokens to the slots of the plan's slot_mapping.\n\n"
+           "key: [>= num_slots, num_kv_heads, head_dim], value: [>= num_slots, num_kv_heads, head_dim_v]; float32, "
+           "float16 or bfloat16. Further rows are ignored.")
+      .def("forward", &forward_paged, nb::arg("query"), nb::arg("cache"), nb::arg("plan"), nb::arg("out") = nb::none(),
+           nb::arg("lse") = nb::none(),
+           "Attention over a paged cache. Returns out.\n\n"
+           "query: query_dtype [>= num_tokens, num_q_heads, head_dim].\n"
+           "out: output_dtype [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind and rows.\n"
+           "lse: float32 [num_q_heads, >= num_tokens], written if given: natural log of the sum of exp of the scores, "
+           "sink included.\n"
+           "Rows without a visible key: out = 0, lse = -inf (the sink, if there is one).")
+      .def("forward", &forward_dense, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("plan"),
+           nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
+           "Attention over dense keys and values, for layers without a cache. Returns out.\n\n"
+           "key: kv_dtype [sum of seq_lens, num_kv_heads, head_dim]; value likewise with head_dim_v.");
+}
+
+}  // namespace qkv::python

@@ -1,0 +1,197 @@
+// LayerSpec, Batch, KvCache, Plan: the plain data that Attention works on.
+#include <fmt/format.h>
+
+#include "bindings.hpp"
+
+namespace qkv::python {
+namespace {
+
+AttentionType parse_type(const std::string& name) {
+  for (const AttentionType type :
+       {AttentionType::decoder, AttentionType::encoder_only, AttentionType::encoder, AttentionType::encoder_decoder}) {
+    if (name == to_string(type)) return type;
+  }
+  throw Error(ErrorCode::invalid_argument, "type", "\"" + name + "\"",
+              "\"decoder\", \"encoder_only\", \"encoder\" or \"encoder_decoder\"");
+}
+
+void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim, int32_t head_dim_v,
+               const std::string& query_dtype, const std::string& kv_dtype,
+               const std::optional<std::string>& output_dtype, const std::string& type,
+               const std::optional<CacheSpec>& cache, const std::optional<MaskArgument>& mask,
+               std::optional<float> scale, float softcap, const std::vector<float>& alibi_slopes,
+               bool alibi_per_request, const std::vector<float>& sinks) {
+  LayerSpec spec;
+  spec.num_q_heads = num_q_heads;
+  spec.num_kv_heads = num_kv_heads;
+  spec.head_dim = head_dim;
+  spec.head_dim_v = head_dim_v;
+  spec.query_dtype = parse_dtype(query_dtype, "query_dtype");
+  spec.kv_dtype = parse_dtype(kv_dtype, "kv_dtype");
+  if (output_dtype) spec.output_dtype = parse_dtype(*output_dtype, "output_dtype");
+  spec.type = parse_type(type);
+  spec.cache = cache;
+  if (mask) spec.mask = to_mask(*mask);
+  spec.scale = scale;
+  spec.softcap = softcap;
+  spec.alibi_slopes = alibi_slopes;
+  spec.alibi_per_request = alibi_per_request;
+  spec.sinks = sinks;
+  new (self) LayerSpec(std::move(spec));
+}
+
+std::string describe(const LayerSpec& spec) {
+  return fmt::format(
+      "LayerSpec(num_q_heads={}, num_kv_heads={}, head_dim={}, head_dim_v={}, query_dtype='{}', kv_dtype='{}', "
+      "output_dtype='{}', type='{}', cache={}, mask='{}', scale={}, softcap={}, alibi={}, sinks={})",
+      spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim(), to_string(spec.query_dtype),
+      to_string(spec.kv_dtype), to_string(spec.out_dtype()), to_string(spec.type),
+      spec.cache ? fmt::format("CacheSpec(page_size={})", spec.cache->page_size) : "None", spec.effective_mask().text(),
+      spec.effective_scale(), spec.softcap, spec.alibi_per_request || !spec.alibi_slopes.empty() ? "True" : "False",
+      spec.sinks.empty() ? "False" : "True");
+}
+
+void bind_spec(nb::module_& module) {
+  nb::class_<CacheSpec>(module, "CacheSpec",
+                        "A paged cache. Its layout is said by the strides of the arrays in KvCache.")
+      .def(
+          "__init__", [](CacheSpec* self, int32_t page_size) { new (self) CacheSpec{page_size}; },
+          nb::arg("page_size") = 16, "page_size: tokens a page, any number >= 1.")
+      .def_ro("page_size", &CacheSpec::page_size)
+      .def("__repr__", [](const CacheSpec& spec) { return fmt::format("CacheSpec(page_size={})", spec.page_size); });
+
+  const char* doc =
+      "What a layer is: everything that kernels are chosen for. Nothing here changes from step to step.\n\n"
+      "num_q_heads, num_kv_heads: query head h reads KV head h // (num_q_heads // num_kv_heads).\n"
+      "head_dim: of query and key. head_dim_v: of value and output, 0 = head_dim.\n"
+      "query_dtype, kv_dtype, output_dtype: \"f32\", \"f16\" or \"bf16\"; output_dtype=None means query_dtype.\n"
+      "type: \"decoder\", \"encoder_only\", \"encoder\" or \"encoder_decoder\".\n"
+      "cache: CacheSpec(page_size=...) for paged keys and values, None for dense ones.\n"
+      "mask: the whole mask, as an expression of qkv.mask or as text; None means the type's default.\n"
+      "scale: None means 1 / sqrt(head_dim). softcap: c > 0 turns a score s into c * tanh(s / c).\n"
+      "alibi_slopes: [num_q_heads]. alibi_per_request: the slopes come with the batch.\n"
+      "sinks: [num_q_heads] logits that join the denominator once.";
+  nb::class_<LayerSpec>(module, "LayerSpec", doc)
+      .def("__init__", &init_spec, nb::kw_only(), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
+           nb::arg("head_dim_v") = 0, nb::arg("query_dtype") = "f32", nb::arg("kv_dtype") = "f32",
+           nb::arg("output_dtype") = nb::none(), nb::arg("type") = "decoder", nb::arg("cache") = nb::none(),
+           nb::arg("mask") = nb::none(), nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0f,
+           nb::arg("alibi_slopes") = nb::tuple(), nb::arg("alibi_per_request") = false, nb::arg("sinks") = nb::tuple())
+      .def_ro("num_q_heads", &LayerSpec::num_q_heads)
+      .def_ro("num_kv_heads", &LayerSpec::num_kv_heads)
+      .def_ro("head_dim", &LayerSpec::head_dim)
+      .def_prop_ro("head_dim_v", &LayerSpec::value_dim)
+      .def_prop_ro("query_dtype", [](const LayerSpec& spec) { return std::string(to_string(spec.query_dtype)); })
+      .def_prop_ro("kv_dtype", [](const LayerSpec& spec) { return std::string(to_string(spec.kv_dtype)); })
+      .def_prop_ro("output_dtype", [](const LayerSpec& spec) { return std::string(to_string(spec.out_dtype())); })
+      .def_prop_ro("type", [](const LayerSpec& spec) { return std::string(to_string(spec.type)); })
+      .def_ro("cache", &LayerSpec::cache)
+      .def_prop_ro("mask", &LayerSpec::effective_mask, "The mask in force.")
+      .def_prop_ro("scale", &LayerSpec::effective_scale, "The scale in force.")
+      .def_ro("softcap", &LayerSpec::softcap)
+      .def_ro("alibi_slopes", &LayerSpec::alibi_slopes)
+      .def_ro("alibi_per_request", &LayerSpec::alibi_per_request)
+      .def_ro("sinks", &LayerSpec::sinks)
+      .def("__repr__", &describe);
+}
+
+void init_batch(HeldBatch* self, const ArrayArgument& query_start_loc, const ArrayArgument& seq_lens,
+                const ArrayArgument& block_table, const ArrayArgument& slot_mapping, const nb::dict& mask_operands,
+                const ArrayArgument& alibi_slopes) {
+  HeldBatch held;
+  held.query_start_loc = read_tensor(query_start_loc, "query_start_loc");
+  held.seq_lens = read_optional_tensor(seq_lens, "seq_lens");
+  held.block_table = read_optional_tensor(block_table, "block_table");
+  held.slot_mapping = read_optional_tensor(slot_mapping, "slot_mapping");
+  held.alibi_slopes = read_optional_tensor(alibi_slopes, "alibi_slopes");
+  held.operands = read_operands(mask_operands);
+  held.batch = {held.query_start_loc.view, held.seq_lens.view,     held.block_table.view,
+                held.slot_mapping.view,    held.operands.operands, held.alibi_slopes.view};
+  new (self) HeldBatch(std::move(held));
+}
+
+void bind_batch(nb::module_& module) {
+  nb::class_<HeldBatch>(module, "Batch", "One step's requests: prefill and decode mixed in any order.")
+      .def("__init__", &init_batch, nb::arg("query_start_loc"), nb::arg("seq_lens") = nb::none(),
+           nb::arg("block_table") = nb::none(), nb::arg("slot_mapping") = nb::none(), nb::kw_only(),
+           nb::arg("mask_operands") = nb::dict(), nb::arg("alibi_slopes") = nb::none(),
+           "query_start_loc: int32 [num_requests + 1], prefix sums of new tokens a request, from 0.\n"
+           "seq_lens: int32 [num_requests], keys of each request, cached and new. Encoder layers may leave it out.\n"
+           "block_table: int32 [num_requests, max_pages], page numbers by position; for layers with a cache.\n"
+           "slot_mapping: int64 [num_written_tokens], page * page_size + offset of each new token, -1 = nowhere; for "
+           "update_cache.\n"
+           "mask_operands: {name: int32 array}, the values of the mask's operands.\n"
+           "alibi_slopes: float32 [num_requests, num_q_heads], for layers with alibi_per_request.");
+}
+
+void bind_cache(nb::module_& module) {
+  const char* doc =
+      "A layer's paged cache as two views of any strides; the last axis must be contiguous.\n\n"
+      "key: kv_dtype [num_pages, page_size, num_kv_heads, head_dim].\n"
+      "value: kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v].";
+  nb::class_<HeldCache>(module, "KvCache", doc)
+      .def(
+          "__init__",
+          [](HeldCache* self, const ArrayArgument& key, const ArrayArgument& value) {
+            new (self) HeldCache{key, value};
+            self->read();
+          },
+          nb::arg("key"), nb::arg("value"))
+      .def_static(
+          "from_interleaved",
+          [](const ArrayArgument& key_value, int32_t head_dim) {
+            HeldCache cache{key_value, nb::none(), head_dim};
+            cache.read();
+            return cache;
+          },
+          nb::arg("key_value"), nb::arg("head_dim"),
+          "Views of one array [num_pages, num_kv_heads, page_size, head_dim + head_dim_v] of any strides, in which the "
+          "key and the value of a token lie side by side.");
+}
+
+void bind_plan(nb::module_& module) {
+  nb::class_<Plan>(module, "Plan",
+                   "A batch turned into work items; built once a step, shared by all layers of the same kind.")
+      .def_prop_ro("num_requests", &Plan::num_requests)
+      .def_prop_ro("num_tokens", &Plan::num_tokens, "New tokens of all requests.")
+      .def_prop_ro("num_work_items", &Plan::num_work_items)
+      .def_prop_ro("workspace_bytes", &Plan::workspace_bytes, "Bytes of partial states during forward.")
+      .def("dump", &Plan::dump, "What the plan would do, as text.")
+      .def("__repr__", [](const Plan& plan) {
+        return fmt::format("Plan(num_requests={}, num_tokens={}, num_work_items={})", plan.num_requests(),
+                           plan.num_tokens(), plan.num_work_items());
+      });
+}
+
+}  // namespace
+
+HeldCache::View HeldCache::view(bool writable) const {
+  const auto import_tensor = writable ? &write_tensor : &read_tensor;
+  View view;
+  if (value.is_none()) {
+    view.key = import_tensor(key, "key_value");
+    view.cache = KvCache::from_interleaved(view.key.view, interleaved_head_dim);
+  } else {
+    view.key = import_tensor(key, "cache.key");
+    view.value = import_tensor(value, "cache.value");
+    view.cache = {view.key.view, view.value.view};
+  }
+  return view;
+}
+
+void bind_layer(nb::module_& module) {
+  bind_spec(module);
+  bind_batch(module);
+  bind_cache(module);
+  bind_plan(module);
+  module.def(
+      "explain", [](const LayerSpec& spec, const std::string& device) { return explain(spec, parse_device(device)); },
+      nb::arg("spec"), nb::arg("device") = "cpu",
+      "Why a layer cannot run: one sentence a reason. Empty = Attention(spec, device) succeeds.");
+  module.def(
+      "support_matrix", [](const std::string& device) { return support_matrix(parse_device(device).kind); },
+      nb::arg("device") = "cpu",
+      "The feature x feature table of one device kind as text, printed from the rules that explain() runs.");
+}
+
+}  // namespace qkv::python

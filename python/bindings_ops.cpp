@@ -1,0 +1,148 @@
+// Single calls: varlen_attention, merge_states, lse_from_lse2, cache_write, and the float64 reference.
+#include <nanobind/stl/pair.h>
+
+#include "bindings.hpp"
+
+namespace qkv::python {
+namespace {
+
+nb::object varlen(const ArrayArgument& query, const ArrayArgument& key, const ArrayArgument& value,
+                  const ArrayArgument& query_start_loc, const ArrayArgument& seq_lens, const ArrayArgument& block_table,
+                  const std::optional<MaskArgument>& mask, const nb::dict& mask_operands, std::optional<float> scale,
+                  float softcap, const ArrayArgument& alibi_slopes, const ArrayArgument& sinks,
+                  const ArrayArgument& out, const ArrayArgument& lse) {
+  const HeldTensor query_tensor = read_tensor(query, "query");
+  const HeldTensor key_tensor = read_tensor(key, "key");
+  const HeldTensor value_tensor = read_tensor(value, "value");
+  const HeldTensor starts = read_tensor(query_start_loc, "query_start_loc");
+  const HeldTensor lengths = read_tensor(seq_lens, "seq_lens");
+  const HeldTensor table = read_optional_tensor(block_table, "block_table");
+  const HeldTensor slopes = read_optional_tensor(alibi_slopes, "alibi_slopes");
+  const HeldTensor sink_tensor = read_optional_tensor(sinks, "sinks");
+  const HeldOperands operands = read_operands(mask_operands);
+  const Tensor& q = query_tensor.view;
+  const Tensor& v = value_tensor.view;
+  const nb::object result = output_or_zeros(out, query, {q.shape[0], q.shape[1], v.shape[v.rank - 1]}, q.dtype);
+  const HeldTensor out_tensor = write_tensor(result, "out");
+  const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+
+  VarlenArguments arguments;
+  arguments.query = q;
+  arguments.key = key_tensor.view;
+  arguments.value = v;
+  arguments.query_start_loc = starts.view;
+  arguments.seq_lens = lengths.view;
+  arguments.block_table = table.view;
+  if (mask) arguments.mask = to_mask(*mask);
+  arguments.mask_operands = operands.operands;
+  arguments.scale = scale;
+  arguments.softcap = softcap;
+  arguments.alibi_slopes = slopes.view;
+  arguments.sinks = sink_tensor.view;
+  arguments.out = out_tensor.view;
+  arguments.lse = lse_tensor.view;
+  {
+    nb::gil_scoped_release released;
+    varlen_attention(arguments);
+  }
+  return result;
+}
+
+nb::object merge(const std::vector<std::pair<ArrayArgument, ArrayArgument>>& states, const ArrayArgument& out,
+                 const ArrayArgument& lse) {
+  if (states.empty()) throw Error(ErrorCode::invalid_argument, "states", "none", "at least one (out, lse)");
+  std::vector<HeldTensor> owners;
+  std::vector<State> views;
+  for (size_t i = 0; i < states.size(); ++i) {
+    const std::string name = "states[" + std::to_string(i) + "]";
+    owners.push_back(read_tensor(states[i].first, (name + ".out").c_str()));
+    owners.push_back(read_tensor(states[i].second, (name + ".lse").c_str()));
+    views.push_back({owners[2 * i].view, owners[2 * i + 1].view});
+  }
+  const Tensor& first = views[0].out;
+  const nb::object result =
+      output_or_zeros(out, states[0].first, {first.shape[0], first.shape[1], first.shape[2]}, first.dtype);
+  const HeldTensor out_tensor = write_tensor(result, "out");
+  const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+  {
+    nb::gil_scoped_release released;
+    merge_states(views, out_tensor.view, lse_tensor.view);
+  }
+  return result;
+}
+
+void write_to_cache(const ArrayArgument& key, const ArrayArgument& value, const HeldCache& cache,
+                    const ArrayArgument& slot_mapping) {
+  const HeldTensor key_tensor = read_tensor(key, "key");
+  const HeldTensor value_tensor = read_tensor(value, "value");
+  const HeldTensor slots = read_tensor(slot_mapping, "slot_mapping");
+  const HeldCache::View view = cache.write();
+  nb::gil_scoped_release released;
+  cache_write(key_tensor.view, value_tensor.view, view.cache, slots.view);
+}
+
+// A float64 numpy array that owns a vector.
+nb::object to_numpy(std::vector<double> values, std::initializer_list<size_t> shape) {
+  auto* owned = new std::vector<double>(std::move(values));
+  const nb::capsule owner(owned, [](void* pointer) noexcept { delete static_cast<std::vector<double>*>(pointer); });
+  return nb::cast(nb::ndarray<nb::numpy, double>(owned->data(), shape, owner));
+}
+
+nb::object to_tuple(reference::Result result, const LayerSpec& spec) {
+  const auto heads = static_cast<size_t>(spec.num_q_heads);
+  const size_t tokens = result.lse.size() / heads;
+  return nb::make_tuple(to_numpy(std::move(result.out), {tokens, heads, static_cast<size_t>(spec.value_dim())}),
+                        to_numpy(std::move(result.lse), {heads, tokens}));
+}
+
+nb::object reference_paged(const LayerSpec& spec, const HeldBatch& batch, const ArrayArgument& query,
+                           const HeldCache& cache) {
+  return to_tuple(reference::attention(spec, batch.batch, read_tensor(query, "query").view, cache.read().cache), spec);
+}
+
+nb::object reference_dense(const LayerSpec& spec, const HeldBatch& batch, const ArrayArgument& query,
+                           const ArrayArgument& key, const ArrayArgument& value) {
+  return to_tuple(reference::attention(spec, batch.batch, read_tensor(query, "query").view,
+                                       read_tensor(key, "key").view, read_tensor(value, "value").view),
+                  spec);
+}
+
+}  // namespace
+
+void bind_ops(nb::module_& module) {
+  module.def("varlen_attention", &varlen, nb::arg("query"), nb::arg("key"), nb::arg("value"),
+             nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::kw_only(), nb::arg("block_table") = nb::none(),
+             nb::arg("mask") = nb::none(), nb::arg("mask_operands") = nb::dict(), nb::arg("scale") = nb::none(),
+             nb::arg("softcap") = 0.0f, nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none(),
+             nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
+             "Attention of a variable-length batch in one call. Returns out.\n\n"
+             "query: [>= num_tokens, num_q_heads, head_dim].\n"
+             "key: [num_keys, num_kv_heads, head_dim], requests one after another; or, with block_table, pages: "
+             "[num_pages, page_size, num_kv_heads, head_dim]. value: likewise with head_dim_v.\n"
+             "query_start_loc: int32 [num_requests + 1]. seq_lens: int32 [num_requests], keys of each request.\n"
+             "block_table: int32 [num_requests, max_pages].\n"
+             "mask: an expression of qkv.mask, or text; None: everything is visible. mask_operands: {name: int32}.\n"
+             "alibi_slopes: float32 [num_q_heads] or [num_requests, num_q_heads]. sinks: float32 [num_q_heads].\n"
+             "out: [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind, dtype and rows.\n"
+             "lse: float32 [num_q_heads, >= num_tokens], written if given (natural log).");
+  module.def("merge_states", &merge, nb::arg("states"), nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
+             "Joins states over disjoint keys, in the order given. Returns out.\n\n"
+             "states: [(out, lse), ...] with out [num_tokens, num_heads, head_dim_v] and lse float32 [num_heads, "
+             "num_tokens]. A state with lse = -inf is empty: its out is not read.\n"
+             "out, lse: as in a state; may be those of a state. None makes an out like the first state's.");
+  module.def(
+      "lse_from_lse2", [](const ArrayArgument& lse) { lse_from_lse2(write_tensor(lse, "lse").view); }, nb::arg("lse"),
+      "From an LSE in base 2 to the natural one, in place (float32, any shape).");
+  module.def("cache_write", &write_to_cache, nb::arg("key"), nb::arg("value"), nb::arg("cache"),
+             nb::arg("slot_mapping"),
+             "Writes tokens to slots: see Attention.update_cache.\n\n"
+             "slot_mapping: int64 [num_slots], page * page_size + offset; -1 = nowhere.");
+  module.def("reference_attention", &reference_paged, nb::arg("spec"), nb::arg("batch"), nb::arg("query"),
+             nb::arg("cache"),
+             "The definition, in float64. Returns (out [num_tokens, num_q_heads, head_dim_v], lse [num_q_heads, "
+             "num_tokens]).");
+  module.def("reference_attention", &reference_dense, nb::arg("spec"), nb::arg("batch"), nb::arg("query"),
+             nb::arg("key"), nb::arg("value"));
+}
+
+}  // namespace qkv::python

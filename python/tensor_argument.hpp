@@ -1,0 +1,40 @@
+// Python arrays as qkv::Tensor, without copies: numpy arrays (ml_dtypes.bfloat16 included), torch tensors, and whatever
+// else has __dlpack__. What is refused is refused by the argument's name.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "qkv/tensor.hpp"
+
+namespace qkv::python {
+
+namespace nb = nanobind;
+
+// Takes any object, so that it is the conversion below that refuses it, and not the overload resolution, which
+// could not name the argument.
+class ArrayArgument : public nb::object {
+  static bool accept_any(nb::handle) { return true; }
+
+ public:
+  NB_OBJECT_DEFAULT(ArrayArgument, nb::object, "qkv.array.Array", accept_any)
+};
+
+// A view and what keeps its memory alive. Lives through the call, or as long as the object that stores it.
+struct HeldTensor {
+  Tensor view;
+  nb::ndarray<nb::ro> owner;
+};
+
+// For tensors that a call only reads: read-only arrays are welcome.
+HeldTensor read_tensor(nb::handle object, const char* argument);
+// For tensors that a call writes.
+HeldTensor write_tensor(nb::handle object, const char* argument);
+// None gives the default-constructed Tensor: not given.
+HeldTensor read_optional_tensor(nb::handle object, const char* argument);
+HeldTensor write_optional_tensor(nb::handle object, const char* argument);
+
+// `out` itself, or, for None, a new array of zeros of the kind that `like` is (numpy for numpy, torch for torch).
+nb::object output_or_zeros(nb::handle out, nb::handle like, std::initializer_list<int64_t> shape, DType dtype);
+
+}  // namespace qkv::python
