@@ -27,7 +27,7 @@ build:
 demo:
 	@scripts/setup.sh build python demo
 	@scripts/package.sh
-	@.venv/bin/python examples/demo.py
+	@.venv/bin/python examples/generate.py
 
 test:
 	@scripts/setup.sh build bench lint python

@@ -35,15 +35,16 @@ install_debian_packages() {
   fi
   export DEBIAN_FRONTEND=noninteractive
   step "Refresh the list of Debian packages" apt-update apt-get update
-  step "Install ${missing[*]}" apt-install apt-get install -y --no-install-recommends "${missing[@]}"
+  echo "Debian packages to install: ${missing[*]}"
+  step "Install the Debian packages" apt-install apt-get install -y --no-install-recommends "${missing[@]}"
 }
 
 # The hash of the files that were installed is kept, so that the second run has nothing to ask.
 install_python_packages() {
   local interpreter file digest stamp
   interpreter=${PYTHON:-python3}
-  if ! "$interpreter" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-    echo "Python 3.10 or later is needed; '$interpreter' is not. Name another one: PYTHON=python3.11 make …" >&2
+  if ! "$interpreter" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "Python 3.11 or later is needed; '$interpreter' is not. Name another one: PYTHON=python3.11 make …" >&2
     exit 1
   fi
   if ! .venv/bin/python -c '' 2>/dev/null; then
@@ -54,7 +55,7 @@ install_python_packages() {
     stamp=.venv/installed-$(basename "$file")
     if [ "$(cat "$stamp" 2>/dev/null)" != "$digest" ]; then
       step "Install the Python packages of $file" "pip-$(basename "$file" .txt)" \
-        .venv/bin/python -m pip install --disable-pip-version-check -r "$file"
+        .venv/bin/python -m pip install --disable-pip-version-check --no-deps -r "$file"
       echo "$digest" >"$stamp"
     fi
   done

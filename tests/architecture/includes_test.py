@@ -1,6 +1,6 @@
 """The arrows between rooms, tested: reads every #include and fails when one points upward.
 
-    python tests/architecture/includes_test.py            # the tree, and the test of the test
+python tests/architecture/includes_test.py            # the tree, and the test of the test
 """
 
 import re

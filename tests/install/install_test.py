@@ -1,6 +1,6 @@
 """Installs the build into a temporary prefix and builds a program against it, with CMake and with pkg-config.
 
-    python tests/install/install_test.py build/release
+python tests/install/install_test.py build/release
 """
 
 import os
