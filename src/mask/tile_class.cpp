@@ -52,27 +52,44 @@ Interval bounds_of(const int32_t* values, int64_t begin, int64_t end) {
   return {low, high};
 }
 
+bool reads_key(const Instruction& instruction) {
+  return instruction.opcode == Opcode::kv_pos ||
+         (instruction.opcode == Opcode::operand &&
+          (instruction.scope == OperandScope::key || instruction.scope == OperandScope::new_key));
+}
+
+// Instructions that depend on the keys, in order.
+std::vector<int32_t> find_key_dependent(const Program& program) {
+  std::vector<int32_t> found;
+  std::vector<bool> depends(program.code.size());
+  for (size_t i = 0; i < program.code.size(); ++i) {
+    const Instruction& instruction = program.code[i];
+    depends[i] = reads_key(instruction) || (instruction.left >= 0 && depends[instruction.left]) ||
+                 (instruction.right >= 0 && depends[instruction.right]);
+    if (depends[i]) found.push_back(static_cast<int32_t>(i));
+  }
+  return found;
+}
+
 // Classes of key ranges against fixed queries and heads. What does not depend on the keys is bounded once.
-class Classifier {
+class RowsClassifier {
  public:
-  Classifier(const Program& program, const ProgramInput& input, const Tile& rows)
-      : program_(program), input_(input), intervals_(program.code.size()) {
-    std::vector<bool> depends_on_key(program.code.size());
+  RowsClassifier(const Program& program, const ProgramInput& input, const std::vector<int32_t>& key_dependent,
+                 const Tile& rows)
+      : program_(program), input_(input), key_dependent_(key_dependent), intervals_(program.code.size()) {
+    auto next_dependent = key_dependent.begin();
     for (size_t i = 0; i < program.code.size(); ++i) {
-      const Instruction& instruction = program.code[i];
-      depends_on_key[i] = reads_key(instruction) || (instruction.left >= 0 && depends_on_key[instruction.left]) ||
-                          (instruction.right >= 0 && depends_on_key[instruction.right]);
-      if (depends_on_key[i]) {
-        per_key_range_.push_back(static_cast<int32_t>(i));
+      if (next_dependent != key_dependent.end() && *next_dependent == static_cast<int32_t>(i)) {
+        ++next_dependent;
       } else {
-        intervals_[i] = row_interval(instruction, rows);
+        intervals_[i] = row_interval(program.code[i], rows);
       }
     }
   }
 
   // Reading the operands of single keys costs a pass over them; without it they may be anything.
   TileClass classify(int32_t kv_begin, int32_t kv_end, bool reads_operands) {
-    for (const int32_t i : per_key_range_) {
+    for (const int32_t i : key_dependent_) {
       intervals_[i] = key_interval(program_.code[i], kv_begin, kv_end, reads_operands);
     }
     const Interval& truth = intervals_.back();
@@ -80,12 +97,6 @@ class Classifier {
   }
 
  private:
-  static bool reads_key(const Instruction& instruction) {
-    return instruction.opcode == Opcode::kv_pos ||
-           (instruction.opcode == Opcode::operand &&
-            (instruction.scope == OperandScope::key || instruction.scope == OperandScope::new_key));
-  }
-
   Interval row_interval(const Instruction& instruction, const Tile& rows) const {
     const int64_t context = int64_t{input_.kv_len} - input_.q_len;
     const auto exactly = [](int64_t value) { return Interval{value, value}; };
@@ -131,8 +142,58 @@ class Classifier {
 
   const Program& program_;
   const ProgramInput& input_;
+  const std::vector<int32_t>& key_dependent_;
   std::vector<Interval> intervals_;
-  std::vector<int32_t> per_key_range_;  // instructions that depend on the keys
+};
+
+// Where operands of single queries change, their bounds over all queries say little: a span that half of the queries
+// have would keep every key between "no span" and its end. So the queries are cut where an operand changes, and a class
+// is proved for all of them if it is proved for each part.
+class Classifier {
+ public:
+  Classifier(const Program& program, const ProgramInput& input, const Tile& rows)
+      : key_dependent_(find_key_dependent(program)) {
+    std::vector<int32_t> starts = find_changes(program, input, rows);
+    starts.push_back(rows.query_end);
+    const size_t num_runs = starts.size() - 1;
+    const size_t runs_per_part = (num_runs + kMaxParts - 1) / kMaxParts;
+    for (size_t run = 0; run < num_runs; run += runs_per_part) {
+      Tile part = rows;
+      part.query_begin = starts[run];
+      part.query_end = starts[std::min(run + runs_per_part, num_runs)];
+      parts_.emplace_back(program, input, key_dependent_, part);
+    }
+  }
+  Classifier(const Classifier&) = delete;
+
+  TileClass classify(int32_t kv_begin, int32_t kv_end, bool reads_operands) {
+    const TileClass first = parts_[0].classify(kv_begin, kv_end, reads_operands);
+    for (size_t i = 1; i < parts_.size() && first != TileClass::partial; ++i) {
+      if (parts_[i].classify(kv_begin, kv_end, reads_operands) != first) return TileClass::partial;
+    }
+    return first;
+  }
+
+ private:
+  static constexpr size_t kMaxParts = 8;
+
+  // The first query of each run of equal operands.
+  static std::vector<int32_t> find_changes(const Program& program, const ProgramInput& input, const Tile& rows) {
+    std::vector<int32_t> starts{rows.query_begin};
+    for (const Instruction& instruction : program.code) {
+      if (instruction.opcode != Opcode::operand || instruction.scope != OperandScope::query) continue;
+      const int32_t* values = input.operand[instruction.operand];
+      for (int32_t query = rows.query_begin + 1; query < rows.query_end; ++query) {
+        if (values[query] != values[query - 1]) starts.push_back(query);
+      }
+    }
+    std::sort(starts.begin(), starts.end());
+    starts.erase(std::unique(starts.begin(), starts.end()), starts.end());
+    return starts;
+  }
+
+  std::vector<int32_t> key_dependent_;
+  std::vector<RowsClassifier> parts_;
 };
 
 bool has_no_pair(const Tile& tile) {
