@@ -138,7 +138,7 @@ void compute_row(const ForwardTask& task, int32_t token, int32_t head) {
   std::byte* out = finish ? task.out + token * task.out_token_stride + head * task.out_head_stride
                           : reinterpret_cast<std::byte*>(task.state_out + row * task.head_dim_v);
   for (int32_t d = 0; d < task.head_dim_v; ++d) {
-    store(finish ? task.out_dtype : DType::f32, out, d, keys.empty() ? 0.0 : mean[d] / sum);
+    store(finish ? task.out_dtype : DType::f32, out, d, sum == 0 ? 0.0 : mean[d] / sum);
   }
 }
 

@@ -1,0 +1,391 @@
+// Decode: a few query rows against a long run of keys, bound by the memory that K and V come from. Keys and values are
+// read in place, once, and prefetched some pages ahead; the rows' arithmetic hides behind the loads.
+// docs/forward_cpu.md says why. A token's heads form blocks; a block's operations don't depend on the other blocks.
+#include "cpu/targets.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/forward_few_rows.cpp"
+#include "hwy/cache_control.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+// The order matters: the files below are compiled once a target.
+#include "cpu/rows-inl.hpp"
+#include "cpu/scratch.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu {
+namespace HWY_NAMESPACE {
+#if QKV_TARGET_HAS_VECTORS
+
+// Tokens between a load and its prefetch: two to three pages of 16.
+inline constexpr int32_t kAheadTokens = 40;
+inline constexpr int32_t kCacheLineBytes = 64;
+inline constexpr int32_t kAccumulators = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 8 : 16;
+
+struct FewRowsScratch {
+  Scratch<float> query, output, row, max, sum, weights;
+  Scratch<int32_t> visible;
+  Scratch<const std::byte*> keys, values;
+  mask::RowScratch mask;
+};
+
+// Sums of kLanes accumulators, one a lane, all by the same tree: sums[i] ends in lane i.
+HWY_INLINE V reduce_four(V a, V b, V c, V d) {  // each 128-bit block: a, b, c, d
+  const hn::RepartitionToWide<F32> pairs;
+  const V ab = hn::Add(hn::InterleaveLower(F32(), a, b), hn::InterleaveUpper(F32(), a, b));
+  const V cd = hn::Add(hn::InterleaveLower(F32(), c, d), hn::InterleaveUpper(F32(), c, d));
+  const auto ab2 = hn::BitCast(pairs, ab);
+  const auto cd2 = hn::BitCast(pairs, cd);
+  return hn::Add(hn::BitCast(F32(), hn::InterleaveLower(pairs, ab2, cd2)),
+                 hn::BitCast(F32(), hn::InterleaveUpper(pairs, ab2, cd2)));
+}
+
+template <int kSums>
+HWY_INLINE V reduce(const V (&sums)[kSums]) {
+  static_assert(kSums == kLanes);
+  V fours[kSums / 4];
+  for (int i = 0; i < kSums / 4; ++i) {
+    fours[i] = reduce_four(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+  }
+  if constexpr (kSums == 4) {
+    return fours[0];
+  } else {
+    const auto halves = [](V low, V high) HWY_ATTR {
+      return hn::Add(hn::ConcatLowerLower(F32(), high, low), hn::ConcatUpperUpper(F32(), high, low));
+    };
+    if constexpr (kSums == 8) {
+      return halves(fours[0], fours[1]);
+    } else {
+      static_assert(kSums == 16);
+      const V even = halves(fours[0], fours[2]);  // blocks: 0, 0', 2, 2'
+      const V odd = halves(fours[1], fours[3]);
+      return hn::Add(hn::OddEvenBlocks(odd, even), hn::SwapAdjacentBlocks(hn::OddEvenBlocks(even, odd)));
+    }
+  }
+}
+
+// T: element of the cache. kHeads: rows of a block (1, 2 or 4), so that kLanes / kHeads keys fill a vector of scores.
+template <class T, int kHeads>
+class FewRows {
+ public:
+  FewRows(const ForwardTask& task, FewRowsScratch& scratch)
+      : task_(task),
+        terms_(task),
+        blocks_per_token_((task.group_size + kHeads - 1) / kHeads),
+        blocks_(blocks_per_token_ * task.num_tokens),
+        query_stride_(round_up(task.head_dim, kLanes)),
+        out_stride_(round_up(task.head_dim_v, kLanes)),
+        mask_scratch_(scratch.mask),
+        query_(scratch.query.reserve(int64_t{blocks_} * kHeads * query_stride_)),
+        output_(scratch.output.reserve(int64_t{blocks_} * kHeads * out_stride_)),
+        row_(scratch.row.reserve(HWY_MAX(query_stride_, out_stride_))),
+        max_(scratch.max.reserve(int64_t{blocks_} * kLanes)),
+        sum_(scratch.sum.reserve(int64_t{blocks_} * kLanes)),
+        weights_(scratch.weights.reserve(int64_t{blocks_} * kBlockWeights)),
+        visible_(scratch.visible.reserve(kTileKv)),
+        keys_(scratch.keys.reserve(kTileKv + kAheadTokens)),
+        values_(scratch.values.reserve(kTileKv + kAheadTokens)) {}
+
+  void run() {
+    for (int32_t block = 0; block < blocks_; ++block) start_block(block);
+    for (const mask::KeySegment& segment : task_.segments) {
+      for (int32_t begin = segment.begin; begin < segment.end; begin += kTileKv) {
+        run_key_tile(begin, HWY_MIN(kTileKv, segment.end - begin), segment.end - begin,
+                     segment.tile_class != TileClass::full);
+      }
+    }
+    for (int32_t block = 0; block < blocks_; ++block) finish_block(block);
+  }
+
+ private:
+  static constexpr int32_t kKeys = kLanes / kHeads;  // keys a vector of scores
+  // Weights of a block's tile [kTileKv][kHeads], then the compacted ones of a partial tile.
+  static constexpr int32_t kBlockWeights = kTileKv * kHeads;
+  static constexpr int32_t kPair = 2 * kLanes;
+
+  // Where dimension `dim` of a row of `count` lies when it was read by load_pair and load.
+  static int32_t slot_of_dim(int32_t dim, int32_t count) {
+    if (!std::is_same_v<T, hwy::bfloat16_t> || dim >= count / kPair * kPair) return dim;
+    return dim / kPair * kPair + dim % 2 * kLanes + dim % kPair / 2;
+  }
+
+  int32_t token_of(int32_t block) const { return block / blocks_per_token_; }
+  int32_t first_head_of(int32_t block) const { return block % blocks_per_token_ * kHeads; }
+  // Rows of the group; the last block may be filled up with rows of zeros.
+  int32_t heads_of(int32_t block) const { return HWY_MIN(kHeads, task_.group_size - first_head_of(block)); }
+  float* query_of(int32_t block) const { return query_ + int64_t{block} * kHeads * query_stride_; }
+  float* output_of(int32_t block) const { return output_ + int64_t{block} * kHeads * out_stride_; }
+  float* weights_of(int32_t block) const { return weights_ + int64_t{block} * kBlockWeights; }
+
+  void start_block(int32_t block) {
+    float* query = query_of(block);
+    std::memset(query, 0, sizeof(float) * kHeads * query_stride_);
+    std::memset(output_of(block), 0, sizeof(float) * kHeads * out_stride_);
+    for (int32_t h = 0; h < heads_of(block); ++h, query += query_stride_) {
+      load_query_row(task_, token_of(block) * task_.group_size + first_head_of(block) + h, row_);
+      for (int32_t d = 0; d < task_.head_dim; ++d) query[slot_of_dim(d, task_.head_dim)] = row_[d];
+    }
+    hn::Store(negative_infinity(), F32(), max_ + int64_t{block} * kLanes);
+    hn::Store(hn::Zero(F32()), F32(), sum_ + int64_t{block} * kLanes);
+  }
+
+  void finish_block(int32_t block) {
+    const float* max = max_ + int64_t{block} * kLanes;
+    const float* sum = sum_ + int64_t{block} * kLanes;
+    for (int32_t h = 0; h < heads_of(block); ++h) {
+      float total = 0;
+      for (int32_t lane = h; lane < kLanes; lane += kHeads) total += sum[lane];
+      const float* output = output_of(block) + h * out_stride_;
+      for (int32_t d = 0; d < task_.head_dim_v; ++d) row_[d] = output[slot_of_dim(d, task_.head_dim_v)];
+      finish_row(task_, token_of(block) * task_.group_size + first_head_of(block) + h, max[h], total, row_);
+    }
+  }
+
+  // `remaining`: keys up to the end of the segment; only those are prefetched.
+  void run_key_tile(int32_t kv_begin, int32_t count, int32_t remaining, bool hides_some) {
+    kv_begin_ = kv_begin;
+    count_ = count;
+    const int32_t known = HWY_MIN(remaining, kTileKv + kAheadTokens);
+    find_rows(task_.kv, false, kv_begin, kv_begin + known, keys_);
+    find_rows(task_.kv, true, kv_begin, kv_begin + known, values_);
+    ahead_ = known - count;
+    multiply_keys();
+    for (int32_t block = 0; block < blocks_; ++block) {
+      const bool next_token = block % blocks_per_token_ == 0;
+      if (terms_.any) apply_terms(block);
+      if (hides_some) hide(block, next_token);
+      update_softmax(block);
+      if (hides_some) {
+        multiply_visible_values(block);
+      } else {
+        multiply_values(block, weights_of(block), values_, count_, block == 0 ? count_ + ahead_ : 0);
+      }
+    }
+  }
+
+  static void prefetch_row(const std::byte* row, int32_t bytes) {
+    for (int32_t offset = 0; offset < bytes; offset += kCacheLineBytes) hwy::Prefetch(row + offset);
+  }
+
+  // weights[key][head] = query · key, for all blocks while the keys are in L1.
+  void multiply_keys() {
+    const std::byte* keys[kKeys];
+    for (int32_t key = 0; key < count_; key += kKeys) {
+      for (int32_t i = 0; i < kKeys; ++i) {
+        keys[i] = keys_[HWY_MIN(key + i, count_ - 1)];
+        if (key + i + kAheadTokens < count_ + ahead_) {
+          prefetch_row(keys_[key + i + kAheadTokens], task_.head_dim * static_cast<int32_t>(sizeof(T)));
+        }
+      }
+      for (int32_t block = 0; block < blocks_; ++block) {
+        hn::Store(scores(query_of(block), keys), F32(), weights_of(block) + key * kHeads);
+      }
+    }
+  }
+
+  HWY_INLINE V scores(const float* query, const std::byte* const (&rows)[kKeys]) const {
+    V sums[kLanes];
+    for (V& sum : sums) sum = hn::Zero(F32());
+    const auto add = [&](const V(&key)[kKeys], int32_t d) HWY_ATTR {
+      for (int h = 0; h < kHeads; ++h) {
+        const V q = hn::Load(F32(), query + h * query_stride_ + d);
+        for (int i = 0; i < kKeys; ++i) sums[i * kHeads + h] = hn::MulAdd(q, key[i], sums[i * kHeads + h]);
+      }
+    };
+    const auto at = [&](int i, int32_t d) HWY_ATTR { return reinterpret_cast<const T*>(rows[i]) + d; };
+    int32_t d = 0;
+    for (; d + kPair <= task_.head_dim; d += kPair) {
+      V first[kKeys], second[kKeys];
+      for (int i = 0; i < kKeys; ++i) load_pair(at(i, d), first[i], second[i]);
+      add(first, d);
+      add(second, d + kLanes);
+    }
+    V key[kKeys];
+    if (d + kLanes <= task_.head_dim) {
+      for (int i = 0; i < kKeys; ++i) key[i] = load(at(i, d));
+      add(key, d);
+      d += kLanes;
+    }
+    if (d < task_.head_dim) {
+      for (int i = 0; i < kKeys; ++i) key[i] = load_first(at(i, d), task_.head_dim - d);
+      add(key, d);
+    }
+    return reduce(sums);
+  }
+
+  void apply_terms(int32_t block) {
+    float slopes[kLanes];
+    int32_t offsets[kLanes];
+    int32_t to_first = 0;
+    if (task_.alibi_slopes != nullptr) to_first = kv_begin_ - task_.q_pos_begin() - token_of(block);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const int32_t head = first_head_of(block) + lane % kHeads;
+      slopes[lane] = head < task_.group_size ? slope_log2(task_, head) : 0.0F;
+      offsets[lane] = to_first + lane / kHeads;
+    }
+    const V slope = hn::LoadU(F32(), slopes);
+    const auto offset = hn::LoadU(I32(), offsets);
+    float* weights = weights_of(block);
+    for (int32_t key = 0; key < count_; key += kKeys) {
+      const V distance = hn::ConvertTo(F32(), hn::Abs(hn::Add(offset, hn::Set(I32(), key))));
+      float* score = weights + key * kHeads;
+      hn::Store(terms_.apply(hn::Load(F32(), score), slope, distance), F32(), score);
+    }
+  }
+
+  // Fills visible_ and hides the scores. Where the mask asks for the head, blocks are single heads.
+  void hide(int32_t block, bool next_token) {
+    if (next_token || task_.mask->depends_on_head) {
+      mask::evaluate_row(*task_.mask, *task_.mask_input, task_.query_begin + token_of(block),
+                         task_.first_head + first_head_of(block), kv_begin_, kv_begin_ + count_, visible_,
+                         mask_scratch_);
+    }
+    float* weights = weights_of(block);
+    for (int32_t key = 0; key < count_; ++key) {
+      if (visible_[key] != 0) continue;
+      for (int h = 0; h < kHeads; ++h) weights[key * kHeads + h] = -HUGE_VALF;
+    }
+  }
+
+  // Scores to weights 2^(score - max). Lanes are [key][head]: no step across lanes but one maximum a tile.
+  void update_softmax(int32_t block) {
+    float* weights = weights_of(block);
+    for (int32_t i = count_ * kHeads; i < round_up(count_, kKeys) * kHeads; ++i) weights[i] = -HUGE_VALF;
+    const int32_t end = round_up(count_, kKeys) * kHeads;
+
+    V tile_max = hn::Load(F32(), weights);
+    for (int32_t i = kLanes; i < end; i += kLanes) tile_max = hn::Max(tile_max, hn::Load(F32(), weights + i));
+    float* running_max = max_ + int64_t{block} * kLanes;
+    const V old_max = hn::Load(F32(), running_max);
+    const V row_max = hn::Max(old_max, across_keys(tile_max));
+    // A row that has seen nothing yet has no finite maximum to subtract.
+    const V base = hn::IfThenZeroElse(hn::Eq(row_max, negative_infinity()), row_max);
+
+    V tile_sum = hn::Zero(F32());
+    for (int32_t i = 0; i < end; i += kLanes) {
+      const V weight = exp2_nonpositive(hn::Sub(hn::Load(F32(), weights + i), base));
+      tile_sum = hn::Add(tile_sum, weight);
+      hn::Store(weight, F32(), weights + i);
+    }
+    const V decay = exp2_nonpositive(hn::Sub(old_max, base));
+    float* running_sum = sum_ + int64_t{block} * kLanes;
+    hn::Store(hn::MulAdd(hn::Load(F32(), running_sum), decay, tile_sum), F32(), running_sum);
+    hn::Store(row_max, F32(), running_max);
+    hn::Store(decay, F32(), decay_);
+  }
+
+  // Each head's maximum over the keys of a vector, in all of the head's lanes.
+  static V across_keys(V max) {
+    alignas(64) float lanes[kLanes];
+    hn::Store(max, F32(), lanes);
+    for (int lane = kHeads; lane < kLanes; ++lane) {
+      if (lanes[lane] > lanes[lane % kHeads]) lanes[lane % kHeads] = lanes[lane];
+    }
+    for (int lane = kHeads; lane < kLanes; ++lane) lanes[lane] = lanes[lane % kHeads];
+    return hn::Load(F32(), lanes);
+  }
+
+  // Only keys that the token sees: a hidden value may be NaN, and 0·NaN is NaN.
+  void multiply_visible_values(int32_t block) {
+    const float* weights = weights_of(block);
+    int32_t count = 0;
+    for (int32_t key = 0; key < count_; ++key) {
+      if (visible_[key] == 0) continue;
+      std::memcpy(visible_weights_ + count * kHeads, weights + key * kHeads, sizeof(float) * kHeads);
+      visible_values_[count++] = values_[key];
+    }
+    multiply_values(block, visible_weights_, visible_values_, count, 0);
+  }
+
+  // output = output·decay + Σ weight·value, a strip of dimensions at a time. The first strip prefetches whole rows, as
+  // far as addresses are known.
+  void multiply_values(int32_t block, const float* weights, const std::byte* const* values, int32_t count,
+                       int32_t known) {
+    constexpr int kStrip = kAccumulators / kHeads < 8 ? kAccumulators / kHeads : 8;
+    const int32_t dims = task_.head_dim_v;
+    int32_t d = 0;
+    for (; d + kStrip * kLanes <= dims; d += kStrip * kLanes, known = 0) {
+      multiply_strip<kStrip>(block, d, weights, values, count, known);
+    }
+    for (; d + kPair <= dims; d += kPair, known = 0) multiply_strip<2>(block, d, weights, values, count, known);
+    for (; d < dims; d += kLanes, known = 0) multiply_strip<1>(block, d, weights, values, count, known);
+  }
+
+  template <int kVectors>
+  void multiply_strip(int32_t block, int32_t d, const float* weights, const std::byte* const* values, int32_t count,
+                      int32_t known) {
+    float* output = output_of(block) + d;
+    V sums[kHeads][kVectors];
+    for (int h = 0; h < kHeads; ++h) {
+      for (int v = 0; v < kVectors; ++v) {
+        sums[h][v] = hn::Mul(hn::Load(F32(), output + h * out_stride_ + v * kLanes), set(decay_[h]));
+      }
+    }
+    const int32_t left = task_.head_dim_v - d;
+    const int32_t row_bytes = task_.head_dim_v * static_cast<int32_t>(sizeof(T));
+    for (int32_t key = 0; key < count; ++key) {
+      if (key + kAheadTokens < known) prefetch_row(values[key + kAheadTokens], row_bytes);
+      const T* value = reinterpret_cast<const T*>(values[key]) + d;
+      V column[kVectors];
+      if constexpr (kVectors == 1) {
+        column[0] = left >= kLanes ? load(value) : load_first(value, left);
+      } else {
+        for (int v = 0; v < kVectors; v += 2) load_pair(value + v * kLanes, column[v], column[v + 1]);
+      }
+      for (int h = 0; h < kHeads; ++h) {
+        const V weight = set(weights[key * kHeads + h]);
+        for (int v = 0; v < kVectors; ++v) sums[h][v] = hn::MulAdd(weight, column[v], sums[h][v]);
+      }
+    }
+    for (int h = 0; h < kHeads; ++h) {
+      for (int v = 0; v < kVectors; ++v) hn::Store(sums[h][v], F32(), output + h * out_stride_ + v * kLanes);
+    }
+  }
+
+  const ForwardTask& task_;
+  const ScoreTerms terms_;
+  const int32_t blocks_per_token_;
+  const int32_t blocks_;
+  const int32_t query_stride_;
+  const int32_t out_stride_;
+  mask::RowScratch& mask_scratch_;
+
+  float* const query_;    // [blocks, kHeads, query_stride], scaled, in the order of load_pair
+  float* const output_;   // [blocks, kHeads, out_stride]: Σ weight·v so far, likewise
+  float* const row_;      // a row in plain order
+  float* const max_;      // [blocks, kLanes]: of head lane % kHeads, log2
+  float* const sum_;      // [blocks, kLanes]: of the keys that met this lane
+  float* const weights_;  // [blocks, kTileKv, kHeads]: scores, then weights
+  int32_t* const visible_;
+  const std::byte** const keys_;  // addresses of the tile's rows and of those prefetched
+  const std::byte** const values_;
+
+  // The current tile of keys.
+  int32_t kv_begin_ = 0;
+  int32_t count_ = 0;
+  int32_t ahead_ = 0;  // keys behind the tile that are prefetched
+  alignas(64) float decay_[kLanes];
+  alignas(64) float visible_weights_[kTileKv * kHeads];
+  const std::byte* visible_values_[kTileKv];
+};
+
+template <class T>
+void forward_few_rows_as(const ForwardTask& task, FewRowsScratch& scratch) {
+  const bool single_heads = task.group_size == 1 || (task.mask != nullptr && task.mask->depends_on_head);
+  if (single_heads) return FewRows<T, 1>(task, scratch).run();
+  if (task.group_size == 2) return FewRows<T, 2>(task, scratch).run();
+  FewRows<T, 4>(task, scratch).run();
+}
+
+void forward_few_rows(const ForwardTask& task) {
+  static thread_local FewRowsScratch scratch;
+  if (task.kv.dtype == DType::f32) return forward_few_rows_as<float>(task, scratch);
+  if (task.kv.dtype == DType::f16) return forward_few_rows_as<hwy::float16_t>(task, scratch);
+  forward_few_rows_as<hwy::bfloat16_t>(task, scratch);
+}
+
+#endif  // QKV_TARGET_HAS_VECTORS
+}  // namespace HWY_NAMESPACE
+}  // namespace qkv::cpu
+HWY_AFTER_NAMESPACE();

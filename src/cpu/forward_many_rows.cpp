@@ -1,0 +1,338 @@
+// Prefill: many packed query rows against tiles of keys. Each tile of keys and values is packed once and every query
+// tile of the item runs over it: scores (product), softmax in place, values (product, which also rescales the output).
+// docs/forward_cpu.md says why. A row sees the same operations in the same order whichever rows stand beside it.
+#include "cpu/targets.hpp"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/forward_many_rows.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+// The order matters: the files below are compiled once a target.
+#include "cpu/pack-inl.hpp"
+#include "cpu/rows-inl.hpp"
+#include "cpu/scratch.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace qkv::cpu {
+namespace HWY_NAMESPACE {
+#if QKV_TARGET_HAS_VECTORS
+
+// Rows of scores are padded so that the rows of a block do not fall into the same L1 sets.
+inline constexpr int32_t kScoreStride = kTileKv + 16;
+static_assert(kTileQ % kBlockRows == 0);
+
+// The keys of the current tile that a row sees.
+struct RowMask {
+  const int32_t* visible = nullptr;  // [kTileKv] -1 or 0; nullptr: all of them
+  int32_t begin = 0;                 // visible keys lie in [begin, end)
+  int32_t end = 0;
+};
+
+struct ManyRowsScratch {
+  Scratch<float> query, output, max, sum, keys, values, scores;
+  Scratch<int32_t> visible;
+  Scratch<const std::byte*> addresses;
+  mask::RowScratch mask;
+};
+
+class ManyRows {
+ public:
+  ManyRows(const ForwardTask& task, ManyRowsScratch& scratch)
+      : task_(task),
+        terms_(task),
+        rows_(round_up(task.num_rows(), kBlockRows)),
+        value_width_(value_panel_width(task.head_dim_v)),
+        out_stride_(round_up(task.head_dim_v, kLanes)),
+        mask_scratch_(scratch.mask),
+        query_(scratch.query.reserve(int64_t{rows_} * task.head_dim)),
+        output_(scratch.output.reserve(int64_t{rows_} * out_stride_)),
+        max_(scratch.max.reserve(rows_)),
+        sum_(scratch.sum.reserve(int64_t{rows_} * kLanes)),
+        keys_(scratch.keys.reserve(int64_t{kTileKv} * task.head_dim)),
+        values_(scratch.values.reserve(int64_t{kTileKv} * round_up(out_stride_, value_width_))),
+        scores_(scratch.scores.reserve(kTileQ * kScoreStride)),
+        visible_(scratch.visible.reserve((kTileQ + 1) * kTileKv)),
+        addresses_(scratch.addresses.reserve(kTileKv)) {}
+
+  void run() {
+    start_rows();
+    for (const mask::KeySegment& segment : task_.segments) {
+      for (int32_t begin = segment.begin; begin < segment.end; begin += kTileKv) {
+        run_key_tile(begin, HWY_MIN(kTileKv, segment.end - begin), segment.tile_class == TileClass::full);
+      }
+    }
+    for (int32_t row = 0; row < task_.num_rows(); ++row) {
+      const float sum = hn::GetLane(hn::SumOfLanes(F32(), hn::Load(F32(), sum_ + int64_t{row} * kLanes)));
+      finish_row(task_, row, max_[row], sum, output_ + int64_t{row} * out_stride_);
+    }
+  }
+
+ private:
+  void start_rows() {
+    for (int32_t row = 0; row < rows_; ++row) {
+      float* query = query_ + int64_t{row} * task_.head_dim;
+      if (row < task_.num_rows()) {
+        load_query_row(task_, row, query);
+      } else {
+        std::memset(query, 0, task_.head_dim * sizeof(float));  // rows that only fill the last block
+      }
+      max_[row] = -HUGE_VALF;
+    }
+    std::memset(sum_, 0, int64_t{rows_} * kLanes * sizeof(float));
+    std::memset(output_, 0, int64_t{rows_} * out_stride_ * sizeof(float));
+  }
+
+  void run_key_tile(int32_t kv_begin, int32_t count, bool all_visible) {
+    kv_begin_ = kv_begin;
+    count_ = count;
+    if (task_.kv.dtype == DType::f32) {
+      pack<float>();
+    } else if (task_.kv.dtype == DType::f16) {
+      pack<hwy::float16_t>();
+    } else {
+      pack<hwy::bfloat16_t>();
+    }
+    for (int32_t begin = 0; begin < rows_; begin += kTileQ) {
+      row_begin_ = begin;
+      tile_rows_ = HWY_MIN(kTileQ, rows_ - begin);
+      run_query_tile(all_visible);
+    }
+  }
+
+  template <class T>
+  void pack() {
+    find_rows(task_.kv, false, kv_begin_, kv_begin_ + count_, addresses_);
+    pack_keys<T>(addresses_, count_, task_.head_dim, keys_);
+    find_rows(task_.kv, true, kv_begin_, kv_begin_ + count_, addresses_);
+    values_finite_ = pack_values<T>(addresses_, count_, task_.head_dim_v, values_);
+  }
+
+  void run_query_tile(bool all_visible) {
+    bool hides_some = false;
+    if (!all_visible) {
+      const TileClass tile_class = classify_query_tile();
+      if (tile_class == TileClass::empty) return;
+      hides_some = tile_class == TileClass::partial;
+    }
+    find_visible(hides_some);
+    multiply_keys();
+    if (terms_.any) apply_terms();
+    for (int32_t row = 0; row < tile_rows_; ++row) update_softmax(row);
+    multiply_values(hides_some);
+  }
+
+  int32_t last_row() const { return HWY_MIN(row_begin_ + tile_rows_, task_.num_rows()) - 1; }
+
+  TileClass classify_query_tile() const {
+    const int32_t first = task_.query_begin + row_begin_ / task_.group_size;
+    const int32_t last = task_.query_begin + last_row() / task_.group_size;
+    return mask::classify(
+        *task_.mask, *task_.mask_input,
+        {first, last + 1, kv_begin_, kv_begin_ + count_, task_.first_head, task_.first_head + task_.group_size});
+  }
+
+  // Fills row_masks_. Without hidden keys a short tile still hides what lies behind its end.
+  void find_visible(bool hides_some) {
+    if (!hides_some) {
+      const int32_t* visible = count_ < kTileKv ? end_of_keys() : nullptr;
+      for (int32_t row = 0; row < tile_rows_; ++row) row_masks_[row] = {visible, 0, count_};
+      return;
+    }
+    for (int32_t row = 0; row < tile_rows_; ++row) {
+      const int32_t packed = row_begin_ + row;
+      const int32_t head = packed % task_.group_size;
+      const bool as_before = row > 0 && (packed > last_row() || (head > 0 && !task_.mask->depends_on_head));
+      row_masks_[row] = as_before ? row_masks_[row - 1] : evaluate(packed / task_.group_size, head, row);
+    }
+  }
+
+  const int32_t* end_of_keys() {
+    for (int32_t key = 0; key < kTileKv; ++key) visible_[key] = key < count_ ? -1 : 0;
+    return visible_;
+  }
+
+  RowMask evaluate(int32_t token, int32_t head, int32_t slot) {
+    int32_t* visible = visible_ + int64_t{slot} * kTileKv;
+    mask::evaluate_row(*task_.mask, *task_.mask_input, task_.query_begin + token, task_.first_head + head, kv_begin_,
+                       kv_begin_ + count_, visible, mask_scratch_);
+    for (int32_t key = count_; key < kTileKv; ++key) visible[key] = 0;
+    int32_t begin = 0;
+    int32_t end = count_;
+    while (begin < end && visible[begin] == 0) ++begin;
+    while (begin < end && visible[end - 1] == 0) --end;
+    return {visible, begin, end};
+  }
+
+  // The keys that any row of a block sees. What lies outside costs nothing.
+  RowMask block_range(int32_t row) const {
+    RowMask range = row_masks_[row];
+    for (int32_t r = 1; r < kBlockRows; ++r) {
+      const RowMask& other = row_masks_[row + r];
+      if (other.begin == other.end) continue;
+      if (range.begin == range.end) range = other;
+      range.begin = HWY_MIN(range.begin, other.begin);
+      range.end = HWY_MAX(range.end, other.end);
+    }
+    return range;
+  }
+
+  void multiply_keys() {
+    for (int32_t panel = 0; panel < count_; panel += kPanel) {
+      const float* keys = keys_ + int64_t{panel} * task_.head_dim;
+      with_vectors((HWY_MIN(kPanel, count_ - panel) + kLanes - 1) / kLanes, [&](auto vectors) HWY_ATTR {
+        for (int32_t row = 0; row < tile_rows_; row += kBlockRows) {
+          const RowMask range = block_range(row);
+          if (range.end <= panel || range.begin >= panel + kPanel) continue;
+          multiply_store<vectors()>(query_row(row), task_.head_dim, keys, kPanel, task_.head_dim,
+                                    score_row(row) + panel, kScoreStride);
+        }
+      });
+    }
+  }
+
+  void apply_terms() {
+    for (int32_t row = 0; row < tile_rows_; ++row) {
+      const int32_t packed = HWY_MIN(row_begin_ + row, task_.num_rows() - 1);
+      const V slope = set(slope_log2(task_, packed % task_.group_size));
+      int32_t to_first = 0;
+      if (task_.alibi_slopes != nullptr) to_first = kv_begin_ - task_.q_pos_begin() - packed / task_.group_size;
+      float* scores = score_row(row);
+      for (int32_t key = 0; key < count_; key += kLanes) {
+        const V distance = hn::ConvertTo(F32(), hn::Abs(hn::Iota(I32(), to_first + key)));
+        hn::Store(terms_.apply(hn::Load(F32(), scores + key), slope, distance), F32(), scores + key);
+      }
+    }
+  }
+
+  HWY_INLINE static V visible_scores(const float* scores, const int32_t* visible, int32_t key) {
+    const V score = hn::Load(F32(), scores + key);
+    if (visible == nullptr) return score;
+    const auto seen = hn::Ne(hn::Load(I32(), visible + key), hn::Zero(I32()));
+    return hn::IfThenElse(hn::RebindMask(F32(), seen), score, negative_infinity());
+  }
+
+  // Scores of one row to weights 2^(score - max), with the running maximum and, lane by lane, the running sum.
+  void update_softmax(int32_t row) {
+    const RowMask& mask = row_masks_[row];
+    if (mask.begin == mask.end) {
+      hide_row(row);
+    } else if (mask.visible == nullptr) {
+      update_softmax_as<false>(row, nullptr);
+    } else {
+      update_softmax_as<true>(row, mask.visible);
+    }
+  }
+
+  void hide_row(int32_t row) {
+    std::memset(score_row(row), 0, kTileKv * sizeof(float));
+    decay_[row] = 1.0F;
+  }
+
+  template <bool kMasked>
+  HWY_INLINE void update_softmax_as(int32_t row, const int32_t* visible) {
+    float* scores = score_row(row);
+    const auto score = [&](int32_t key) HWY_ATTR { return visible_scores(scores, kMasked ? visible : nullptr, key); };
+    constexpr int32_t kStep = 4 * kLanes;
+    V max[4];
+    for (int i = 0; i < 4; ++i) max[i] = score(i * kLanes);
+    for (int32_t key = kStep; key < kTileKv; key += kStep) {
+      for (int i = 0; i < 4; ++i) max[i] = hn::Max(max[i], score(key + i * kLanes));
+    }
+    const V tile_max = hn::MaxOfLanes(F32(), hn::Max(hn::Max(max[0], max[1]), hn::Max(max[2], max[3])));
+    const V old_max = set(max_[row_begin_ + row]);
+    const V row_max = hn::Max(old_max, tile_max);
+    // A row that has seen nothing yet has no finite maximum to subtract.
+    const V base = hn::IfThenZeroElse(hn::Eq(row_max, negative_infinity()), row_max);
+
+    V sum[4] = {hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32())};
+    for (int32_t key = 0; key < kTileKv; key += kStep) {
+      for (int i = 0; i < 4; ++i) {
+        const V weight = exp2_nonpositive(hn::Sub(score(key + i * kLanes), base));
+        sum[i] = hn::Add(sum[i], weight);
+        hn::Store(weight, F32(), scores + key + i * kLanes);
+      }
+    }
+    const V decay = exp2_nonpositive(hn::Sub(old_max, base));
+    float* running_sum = sum_ + int64_t{row_begin_ + row} * kLanes;
+    const V tile_sum = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
+    hn::Store(hn::MulAdd(hn::Load(F32(), running_sum), decay, tile_sum), F32(), running_sum);
+    max_[row_begin_ + row] = hn::GetLane(row_max);
+    decay_[row] = hn::GetLane(decay);
+  }
+
+  void multiply_values(bool hides_some) {
+    // 0·NaN is NaN: a hidden value that is not finite must not be multiplied at all.
+    if (hides_some && !values_finite_) return multiply_visible_values();
+    for (int32_t begin = 0; begin < task_.head_dim_v; begin += value_width_) {
+      const float* values = values_ + int64_t{begin} * kTileKv;
+      const int32_t width = HWY_MIN(value_width_, out_stride_ - begin);
+      with_vectors(width / kLanes, [&](auto vectors) HWY_ATTR {
+        for (int32_t row = 0; row < tile_rows_; row += kBlockRows) {
+          const RowMask range = block_range(row);
+          if (range.begin == range.end) continue;
+          multiply_accumulate<vectors()>(score_row(row) + range.begin, kScoreStride,
+                                         values + int64_t{range.begin} * value_width_, value_width_,
+                                         range.end - range.begin, decay_ + row, output_row(row) + begin, out_stride_);
+        }
+      });
+    }
+  }
+
+  // The same sums key by key, for tiles with NaN or infinity where not every row sees every key.
+  void multiply_visible_values() {
+    for (int32_t row = 0; row < tile_rows_; ++row) {
+      const RowMask& mask = row_masks_[row];
+      for (int32_t d = 0; d < out_stride_; d += kLanes) {
+        const float* values = values_ + int64_t{d / value_width_ * value_width_} * kTileKv + d % value_width_;
+        V sum = hn::Zero(F32());
+        for (int32_t key = mask.begin; key < mask.end; ++key) {
+          if (mask.visible[key] == 0) continue;
+          sum = hn::MulAdd(set(score_row(row)[key]), hn::Load(F32(), values + int64_t{key} * value_width_), sum);
+        }
+        float* out = output_row(row) + d;
+        hn::Store(hn::MulAdd(hn::Load(F32(), out), set(decay_[row]), sum), F32(), out);
+      }
+    }
+  }
+
+  const float* query_row(int32_t row) const { return query_ + int64_t{row_begin_ + row} * task_.head_dim; }
+  float* score_row(int32_t row) { return scores_ + int64_t{row} * kScoreStride; }
+  float* output_row(int32_t row) { return output_ + int64_t{row_begin_ + row} * out_stride_; }
+
+  const ForwardTask& task_;
+  const ScoreTerms terms_;
+  const int32_t rows_;  // of the item, whole blocks
+  const int32_t value_width_;
+  const int32_t out_stride_;
+  mask::RowScratch& mask_scratch_;
+
+  float* const query_;   // [rows, head_dim], scaled
+  float* const output_;  // [rows, out_stride]: Σ weight·v so far
+  float* const max_;     // [rows], log2
+  float* const sum_;     // [rows, kLanes]
+  float* const keys_;    // panels, see pack_keys
+  float* const values_;  // panels, see pack_values
+  float* const scores_;  // [kTileQ, kScoreStride]
+  int32_t* const visible_;
+  const std::byte** const addresses_;
+
+  // The current tile of keys, and of queries.
+  int32_t kv_begin_ = 0;
+  int32_t count_ = 0;
+  bool values_finite_ = true;
+  int32_t row_begin_ = 0;
+  int32_t tile_rows_ = 0;
+  RowMask row_masks_[kTileQ];
+  float decay_[kTileQ];
+};
+
+void forward_many_rows(const ForwardTask& task) {
+  static thread_local ManyRowsScratch scratch;
+  ManyRows(task, scratch).run();
+}
+
+#endif  // QKV_TARGET_HAS_VECTORS
+}  // namespace HWY_NAMESPACE
+}  // namespace qkv::cpu
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,102 @@
+// What the CPU's forward kernels are given: one work item, all pointers resolved. The engine fills it in; a kernel
+// reads the keys in place and leaves either finished output rows or a partial state.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "mask/program.hpp"
+#include "qkv/tensor.hpp"
+
+namespace qkv::cpu {
+
+// Keys per tile of the absolute grid on which masks are classified and splits begin.
+inline constexpr int32_t kTileKv = 128;
+// Packed rows of a query tile; tiles of one item share the packing of keys and values.
+inline constexpr int32_t kTileQ = 96;
+// Packed rows of an item for many_rows.
+inline constexpr int32_t kRowsPerItem = 384;
+// Packed rows of a request up to which few_rows runs.
+inline constexpr int32_t kFewRows = 16;
+
+// The keys and values of one request and one KV head. Strides in bytes.
+struct KeyValueSource {
+  DType dtype = DType::f32;        // f32, f16, bf16
+  const std::byte* key = nullptr;  // dense: the request's first key; paged: page 0 of the cache; at this KV head
+  const std::byte* value = nullptr;
+  const int32_t* pages = nullptr;  // page number by position / page_size; nullptr = dense
+  int32_t page_size = 0;
+  int64_t key_token_stride = 0;
+  int64_t value_token_stride = 0;
+  int64_t key_page_stride = 0;
+  int64_t value_page_stride = 0;
+};
+
+// Rows are packed (token, head of the group): row = token·group_size + head.
+struct ForwardTask {
+  int32_t head_dim = 0;
+  int32_t head_dim_v = 0;
+  int32_t group_size = 0;
+  int32_t num_tokens = 0;
+
+  DType query_dtype = DType::f32;
+  const std::byte* query = nullptr;  // [num_tokens, group_size, head_dim] at the first token and head; strides in bytes
+  int64_t query_token_stride = 0;
+  int64_t query_head_stride = 0;
+
+  KeyValueSource kv;
+  // Non-empty runs of keys in rising order; runs begin at multiples of kTileKv. Keys outside are not read.
+  std::span<const mask::KeySegment> segments;
+
+  float scale = 1;
+  float softcap = 0;                    // 0 = off
+  const float* alibi_slopes = nullptr;  // [group_size], or nullptr
+  const float* sinks = nullptr;         // [group_size], or nullptr: joined once, by whoever finishes the row
+
+  const mask::Program* mask = nullptr;  // evaluated on partial segments
+  const mask::ProgramInput* mask_input = nullptr;
+  int32_t query_begin = 0;  // index of the first token within its request's new tokens
+  int32_t first_head = 0;   // the group's first query head
+
+  // Partial result: state_out [rows, head_dim_v] (mean, normalised) and state_lse [rows] (natural). nullptr: finish.
+  float* state_out = nullptr;
+  float* state_lse = nullptr;
+
+  DType out_dtype = DType::f32;
+  std::byte* out = nullptr;  // [num_tokens, group_size, head_dim_v]; strides in bytes
+  int64_t out_token_stride = 0;
+  int64_t out_head_stride = 0;
+  float* lse = nullptr;  // [group_size, num_tokens], or nullptr; strides in elements
+  int64_t lse_token_stride = 0;
+  int64_t lse_head_stride = 0;
+
+  int32_t num_rows() const { return num_tokens * group_size; }
+  // Absolute position of the first token.
+  int32_t q_pos_begin() const { return query_begin + mask_input->kv_len - mask_input->q_len; }
+};
+
+using ForwardKernel = void (*)(const ForwardTask& task);
+
+// The kernels of one instruction set. Bits of a row depend on the row's own numbers and on which of the two kernels
+// runs, never on the other rows of the task.
+struct ForwardKernels {
+  std::string_view name;    // "avx2", "avx512", …
+  ForwardKernel many_rows;  // tiles of packed rows: prefill
+  ForwardKernel few_rows;   // a row group at a time straight from the cache: decode
+};
+
+// The plain definition on a task: what both kernels must equal within rounding.
+void forward_plain(const ForwardTask& task);
+
+// Those compiled in that this CPU has, best first; the last is the plain definition.
+std::span<const ForwardKernels> all_forward_kernels();
+// One of them by name; throws Error with the names if there is none.
+const ForwardKernels& find_forward_kernels(std::string_view name);
+// The best instruction set of this CPU, or the one that QKV_FORCE names (an unknown name throws).
+const ForwardKernels& forward_kernels();
+// Names compiled in that this CPU has, best first.
+std::span<const std::string_view> instruction_set_names();
+
+}  // namespace qkv::cpu
