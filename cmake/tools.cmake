@@ -1,16 +1,21 @@
 # The `qkv` command and the C++ examples: users of the shared library that see its public headers only.
 file(RELATIVE_PATH bin_to_lib "/${CMAKE_INSTALL_BINDIR}" "/${CMAKE_INSTALL_LIBDIR}")
 
+find_package(CLI11 REQUIRED)
+find_package(nlohmann_json REQUIRED)
+
+# All but main: the tests draw their random cases from here too.
 file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cpp)
-if(tool_sources)
-  find_package(CLI11 REQUIRED)
-  find_package(nlohmann_json REQUIRED)
-  find_package(fmt REQUIRED)
-  add_executable(qkv_tool ${tool_sources})
-  set_target_properties(qkv_tool PROPERTIES OUTPUT_NAME qkv INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
-  target_compile_options(qkv_tool PRIVATE -Wall -Wextra)
-  target_link_libraries(qkv_tool PRIVATE qkv::qkv CLI11::CLI11 nlohmann_json::nlohmann_json fmt::fmt)
-endif()
+list(REMOVE_ITEM tool_sources ${CMAKE_CURRENT_SOURCE_DIR}/tools/main.cpp)
+add_library(qkv_tool_objects OBJECT ${tool_sources})
+target_include_directories(qkv_tool_objects PUBLIC include tools)
+target_compile_options(qkv_tool_objects PRIVATE -Wall -Wextra)
+target_link_libraries(qkv_tool_objects PUBLIC CLI11::CLI11 nlohmann_json::nlohmann_json fmt::fmt)
+
+add_executable(qkv_tool tools/main.cpp)
+set_target_properties(qkv_tool PROPERTIES OUTPUT_NAME qkv INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
+target_compile_options(qkv_tool PRIVATE -Wall -Wextra)
+target_link_libraries(qkv_tool PRIVATE qkv_tool_objects qkv::qkv)
 
 # One program a file: build/<preset>/examples/<file's name>.
 file(GLOB example_sources CONFIGURE_DEPENDS examples/*.cpp)
