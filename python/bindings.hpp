@@ -36,7 +36,8 @@ struct HeldOperands {
   std::vector<MaskOperand> operands;
   std::vector<HeldTensor> owners;
 };
-HeldOperands read_operands(const nb::dict& operands);
+using OperandDict = nb::typed<nb::dict, nb::str, ArrayArgument>;
+HeldOperands read_operands(const OperandDict& operands);
 
 struct HeldBatch {
   Batch batch;

@@ -18,17 +18,17 @@ void update_cache(const Attention& attention, const ArrayArgument& key, const Ar
   attention.update_cache(key_tensor.view, value_tensor.view, view.cache, plan);
 }
 
-nb::object make_output(const Attention& attention, const ArrayArgument& query, const Tensor& query_view,
-                       const ArrayArgument& out) {
+nb::any make_output(const Attention& attention, const ArrayArgument& query, const Tensor& query_view,
+                    const ArrayArgument& out) {
   const LayerSpec& spec = attention.spec();
   return output_or_zeros(out, query, {query_view.shape[0], spec.num_q_heads, spec.value_dim()}, spec.out_dtype());
 }
 
-nb::object forward_paged(const Attention& attention, const ArrayArgument& query, const HeldCache& cache,
-                         const Plan& plan, const ArrayArgument& out, const ArrayArgument& lse) {
+nb::any forward_paged(const Attention& attention, const ArrayArgument& query, const HeldCache& cache, const Plan& plan,
+                      const ArrayArgument& out, const ArrayArgument& lse) {
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldCache::View view = cache.read();
-  const nb::object result = make_output(attention, query, query_tensor.view, out);
+  nb::any result = make_output(attention, query, query_tensor.view, out);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   {
@@ -38,13 +38,13 @@ nb::object forward_paged(const Attention& attention, const ArrayArgument& query,
   return result;
 }
 
-nb::object forward_dense(const Attention& attention, const ArrayArgument& query, const ArrayArgument& key,
-                         const ArrayArgument& value, const Plan& plan, const ArrayArgument& out,
-                         const ArrayArgument& lse) {
+nb::any forward_dense(const Attention& attention, const ArrayArgument& query, const ArrayArgument& key,
+                      const ArrayArgument& value, const Plan& plan, const ArrayArgument& out,
+                      const ArrayArgument& lse) {
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldTensor key_tensor = read_tensor(key, "key");
   const HeldTensor value_tensor = read_tensor(value, "value");
-  const nb::object result = make_output(attention, query, query_tensor.view, out);
+  nb::any result = make_output(attention, query, query_tensor.view, out);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   {

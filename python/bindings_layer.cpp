@@ -96,7 +96,7 @@ void bind_spec(nb::module_& module) {
 }
 
 void init_batch(HeldBatch* self, const ArrayArgument& query_start_loc, const ArrayArgument& seq_lens,
-                const ArrayArgument& block_table, const ArrayArgument& slot_mapping, const nb::dict& mask_operands,
+                const ArrayArgument& block_table, const ArrayArgument& slot_mapping, const OperandDict& mask_operands,
                 const ArrayArgument& alibi_slopes) {
   HeldBatch held;
   held.query_start_loc = read_tensor(query_start_loc, "query_start_loc");

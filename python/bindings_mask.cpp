@@ -1,8 +1,9 @@
 // Masks as Python expressions:  qkv.mask.kv_pos() <= qkv.mask.q_pos()
-#include <nanobind/operators.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -35,24 +36,36 @@ const char* scope_name(OperandScope scope) {
 }
 
 void bind_value(nb::module_& module) {
-  nb::class_<MaskValue>(module, "MaskValue", "An integer-valued expression. Integers mix with it.")
-      .def(nb::init<int64_t>(), nb::arg("constant"))
-      .def(nb::init_implicit<int64_t>())
-      .def(nb::self + nb::self)
-      .def(nb::self - nb::self)
-      .def(
-          "__radd__", [](const MaskValue& a, int64_t b) { return MaskValue(b) + a; }, nb::is_operator())
-      .def(
-          "__rsub__", [](const MaskValue& a, int64_t b) { return MaskValue(b) - a; }, nb::is_operator())
-      .def(nb::self < nb::self)
-      .def(nb::self <= nb::self)
-      .def(nb::self > nb::self)
-      .def(nb::self >= nb::self)
-      .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: MaskValue | int, /) -> Mask  # type: ignore[override]"))
-      .def(nb::self != nb::self, nb::sig("def __ne__(self, arg: MaskValue | int, /) -> Mask  # type: ignore[override]"))
-      .def("text", &MaskValue::text)
+  nb::class_<MaskValue> type(module, "MaskValue", "An integer-valued expression. Integers mix with it.");
+  type.def(nb::init<int64_t>(), nb::arg("constant"));
+  nb::implicitly_convertible<int64_t, MaskValue>();
+  using Value = const MaskValue&;
+  const auto define = [&](const char* name, auto operation, const char* signature) {
+    type.def(name, operation, nb::is_operator(), nb::sig(signature));
+  };
+  define(
+      "__add__", [](Value a, Value b) { return a + b; }, "def __add__(self, other: MaskValue | int, /) -> MaskValue");
+  define(
+      "__sub__", [](Value a, Value b) { return a - b; }, "def __sub__(self, other: MaskValue | int, /) -> MaskValue");
+  define(
+      "__radd__", [](Value a, Value b) { return b + a; }, "def __radd__(self, other: int, /) -> MaskValue");
+  define(
+      "__rsub__", [](Value a, Value b) { return b - a; }, "def __rsub__(self, other: int, /) -> MaskValue");
+  define(
+      "__lt__", [](Value a, Value b) { return a < b; }, "def __lt__(self, other: MaskValue | int, /) -> Mask");
+  define(
+      "__le__", [](Value a, Value b) { return a <= b; }, "def __le__(self, other: MaskValue | int, /) -> Mask");
+  define(
+      "__gt__", [](Value a, Value b) { return a > b; }, "def __gt__(self, other: MaskValue | int, /) -> Mask");
+  define(
+      "__ge__", [](Value a, Value b) { return a >= b; }, "def __ge__(self, other: MaskValue | int, /) -> Mask");
+  define(
+      "__eq__", [](Value a, Value b) { return a == b; }, "def __eq__(self, other: MaskValue | int, /) -> Mask");
+  define(
+      "__ne__", [](Value a, Value b) { return a != b; }, "def __ne__(self, other: MaskValue | int, /) -> Mask");
+  type.def("text", &MaskValue::text, "Canonical text.")
       .def("__str__", &MaskValue::text)
-      .def("__repr__", [](const MaskValue& value) { return "MaskValue('" + value.text() + "')"; });
+      .def("__repr__", [](Value value) { return "MaskValue('" + value.text() + "')"; });
 }
 
 void bind_expression(nb::module_& module) {
@@ -133,7 +146,7 @@ void bind_scene(nb::module_& module) {
       .def(
           "__init__",
           [](HeldScene* self, int32_t q_len, int32_t kv_len, int32_t request, int32_t q_head, int64_t query_start,
-             int64_t key_start, const nb::dict& operands) {
+             int64_t key_start, const OperandDict& operands) {
             HeldScene held{{request, q_head, q_len, kv_len, query_start, key_start, {}}, read_operands(operands)};
             held.scene.operands = held.operands.operands;
             new (self) HeldScene(std::move(held));
@@ -175,11 +188,14 @@ void bind_scene(nb::module_& module) {
       "The same as a PNG file: visible pairs dark, tiles tinted by class.");
 }
 
+using NumpyInts = nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>;
+using FilledOperands = std::map<std::string, NumpyInts>;
+
 // An int32 numpy array that owns a vector.
-nb::object to_numpy(std::vector<int32_t> values) {
+NumpyInts to_numpy(std::vector<int32_t> values) {
   auto* owned = new std::vector<int32_t>(std::move(values));
   const nb::capsule owner(owned, [](void* pointer) noexcept { delete static_cast<std::vector<int32_t>*>(pointer); });
-  return nb::cast(nb::ndarray<nb::numpy, int32_t, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+  return NumpyInts(owned->data(), {owned->size()}, owner);
 }
 
 void bind_makers(nb::module_& module) {
@@ -191,10 +207,8 @@ void bind_makers(nb::module_& module) {
         for (const auto& [request, start, end] : spans) list.push_back({request, start, end});
         PrefixLmOperands filled = fill_prefix_lm_spans(list, read_tensor(query_start_loc, "query_start_loc").view,
                                                        read_tensor(seq_lens, "seq_lens").view);
-        nb::dict operands;
-        operands["span_start"] = to_numpy(std::move(filled.span_start));
-        operands["span_end"] = to_numpy(std::move(filled.span_end));
-        return operands;
+        return FilledOperands{{"span_start", to_numpy(std::move(filled.span_start))},
+                              {"span_end", to_numpy(std::move(filled.span_end))}};
       },
       nb::arg("spans"), nb::arg("query_start_loc"), nb::arg("seq_lens"),
       "Operands of mask.prefix_lm() for Batch(mask_operands=...).\n\n"
@@ -203,10 +217,8 @@ void bind_makers(nb::module_& module) {
       "fill_tree",
       [](const std::vector<int32_t>& parents, const ArrayArgument& query_start_loc) {
         TreeOperands filled = fill_tree(parents, read_tensor(query_start_loc, "query_start_loc").view);
-        nb::dict operands;
-        operands["tree_enter"] = to_numpy(std::move(filled.tree_enter));
-        operands["tree_leave"] = to_numpy(std::move(filled.tree_leave));
-        return operands;
+        return FilledOperands{{"tree_enter", to_numpy(std::move(filled.tree_enter))},
+                              {"tree_leave", to_numpy(std::move(filled.tree_leave))}};
       },
       nb::arg("parents"), nb::arg("query_start_loc"),
       "Operands of mask.tree() for Batch(mask_operands=...).\n\n"
@@ -220,7 +232,7 @@ Mask to_mask(const MaskArgument& mask) {
   return parse_mask(std::get<std::string>(mask));
 }
 
-HeldOperands read_operands(const nb::dict& operands) {
+HeldOperands read_operands(const OperandDict& operands) {
   HeldOperands held;
   for (const auto& [key, value] : operands) {
     const std::string name = nb::cast<std::string>(key);

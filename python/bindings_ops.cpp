@@ -6,11 +6,11 @@
 namespace qkv::python {
 namespace {
 
-nb::object varlen(const ArrayArgument& query, const ArrayArgument& key, const ArrayArgument& value,
-                  const ArrayArgument& query_start_loc, const ArrayArgument& seq_lens, const ArrayArgument& block_table,
-                  const std::optional<MaskArgument>& mask, const nb::dict& mask_operands, std::optional<float> scale,
-                  float softcap, const ArrayArgument& alibi_slopes, const ArrayArgument& sinks,
-                  const ArrayArgument& out, const ArrayArgument& lse) {
+nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const ArrayArgument& value,
+               const ArrayArgument& query_start_loc, const ArrayArgument& seq_lens, const ArrayArgument& block_table,
+               const std::optional<MaskArgument>& mask, const OperandDict& mask_operands, std::optional<float> scale,
+               float softcap, const ArrayArgument& alibi_slopes, const ArrayArgument& sinks, const ArrayArgument& out,
+               const ArrayArgument& lse) {
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldTensor key_tensor = read_tensor(key, "key");
   const HeldTensor value_tensor = read_tensor(value, "value");
@@ -22,7 +22,7 @@ nb::object varlen(const ArrayArgument& query, const ArrayArgument& key, const Ar
   const HeldOperands operands = read_operands(mask_operands);
   const Tensor& q = query_tensor.view;
   const Tensor& v = value_tensor.view;
-  const nb::object result = output_or_zeros(out, query, {q.shape[0], q.shape[1], v.shape[v.rank - 1]}, q.dtype);
+  nb::any result = output_or_zeros(out, query, {q.shape[0], q.shape[1], v.shape[v.rank - 1]}, q.dtype);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
 
@@ -48,8 +48,8 @@ nb::object varlen(const ArrayArgument& query, const ArrayArgument& key, const Ar
   return result;
 }
 
-nb::object merge(const std::vector<std::pair<ArrayArgument, ArrayArgument>>& states, const ArrayArgument& out,
-                 const ArrayArgument& lse) {
+nb::any merge(const std::vector<std::pair<ArrayArgument, ArrayArgument>>& states, const ArrayArgument& out,
+              const ArrayArgument& lse) {
   if (states.empty()) throw Error(ErrorCode::invalid_argument, "states", "none", "at least one (out, lse)");
   std::vector<HeldTensor> owners;
   std::vector<State> views;
@@ -60,8 +60,7 @@ nb::object merge(const std::vector<std::pair<ArrayArgument, ArrayArgument>>& sta
     views.push_back({owners[2 * i].view, owners[2 * i + 1].view});
   }
   const Tensor& first = views[0].out;
-  const nb::object result =
-      output_or_zeros(out, states[0].first, {first.shape[0], first.shape[1], first.shape[2]}, first.dtype);
+  nb::any result = output_or_zeros(out, states[0].first, {first.shape[0], first.shape[1], first.shape[2]}, first.dtype);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   {
@@ -81,27 +80,30 @@ void write_to_cache(const ArrayArgument& key, const ArrayArgument& value, const 
   cache_write(key_tensor.view, value_tensor.view, view.cache, slots.view);
 }
 
+using NumpyDoubles = nb::ndarray<nb::numpy, double>;
+using OutAndLse = std::pair<NumpyDoubles, NumpyDoubles>;
+
 // A float64 numpy array that owns a vector.
-nb::object to_numpy(std::vector<double> values, std::initializer_list<size_t> shape) {
+NumpyDoubles to_numpy(std::vector<double> values, std::initializer_list<size_t> shape) {
   auto* owned = new std::vector<double>(std::move(values));
   const nb::capsule owner(owned, [](void* pointer) noexcept { delete static_cast<std::vector<double>*>(pointer); });
-  return nb::cast(nb::ndarray<nb::numpy, double>(owned->data(), shape, owner));
+  return NumpyDoubles(owned->data(), shape, owner);
 }
 
-nb::object to_tuple(reference::Result result, const LayerSpec& spec) {
+OutAndLse to_tuple(reference::Result result, const LayerSpec& spec) {
   const auto heads = static_cast<size_t>(spec.num_q_heads);
   const size_t tokens = result.lse.size() / heads;
-  return nb::make_tuple(to_numpy(std::move(result.out), {tokens, heads, static_cast<size_t>(spec.value_dim())}),
-                        to_numpy(std::move(result.lse), {heads, tokens}));
+  return {to_numpy(std::move(result.out), {tokens, heads, static_cast<size_t>(spec.value_dim())}),
+          to_numpy(std::move(result.lse), {heads, tokens})};
 }
 
-nb::object reference_paged(const LayerSpec& spec, const HeldBatch& batch, const ArrayArgument& query,
-                           const HeldCache& cache) {
+OutAndLse reference_paged(const LayerSpec& spec, const HeldBatch& batch, const ArrayArgument& query,
+                          const HeldCache& cache) {
   return to_tuple(reference::attention(spec, batch.batch, read_tensor(query, "query").view, cache.read().cache), spec);
 }
 
-nb::object reference_dense(const LayerSpec& spec, const HeldBatch& batch, const ArrayArgument& query,
-                           const ArrayArgument& key, const ArrayArgument& value) {
+OutAndLse reference_dense(const LayerSpec& spec, const HeldBatch& batch, const ArrayArgument& query,
+                          const ArrayArgument& key, const ArrayArgument& value) {
   return to_tuple(reference::attention(spec, batch.batch, read_tensor(query, "query").view,
                                        read_tensor(key, "key").view, read_tensor(value, "value").view),
                   spec);

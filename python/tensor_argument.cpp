@@ -1,5 +1,7 @@
 #include "tensor_argument.hpp"
 
+#include <nanobind/stl/string.h>
+
 #include <string>
 
 #include "qkv/dlpack.hpp"
@@ -13,11 +15,16 @@ constexpr const char* kAllowed =
 
 enum class Access { read, write };
 
+std::string dtype_text(nb::handle object) {
+  const nb::object dtype = object.attr("dtype");
+  return nb::str(nb::handle(dtype)).c_str();
+}
+
 // numpy has no DLPack name for the bfloat16 of ml_dtypes.
 bool is_numpy_bfloat16(nb::handle object) {
   const std::string module = nb::cast<std::string>(object.type().attr("__module__"));
   if (module != "numpy" || !nb::hasattr(object, "dtype")) return false;
-  return nb::cast<std::string>(nb::str(object.attr("dtype"))) == "bfloat16";
+  return dtype_text(object) == "bfloat16";
 }
 
 // Not valid if the object is no tensor, or cannot be had with this access.
@@ -34,7 +41,7 @@ nb::ndarray<nb::ro> import_array(nb::handle object, Access access) {
 std::string describe(nb::handle object) {
   if (object.is_none()) return "None";
   std::string text = "an object of type " + nb::cast<std::string>(object.type().attr("__name__"));
-  if (nb::hasattr(object, "dtype")) text += " with dtype " + nb::cast<std::string>(nb::str(object.attr("dtype")));
+  if (nb::hasattr(object, "dtype")) text += " with dtype " + dtype_text(object);
   return text;
 }
 
@@ -86,12 +93,12 @@ HeldTensor write_optional_tensor(nb::handle object, const char* argument) {
   return object.is_none() ? HeldTensor{} : write_tensor(object, argument);
 }
 
-nb::object output_or_zeros(nb::handle out, nb::handle like, std::initializer_list<int64_t> shape, DType dtype) {
-  if (!out.is_none()) return nb::borrow(out);
+nb::any output_or_zeros(nb::handle out, nb::handle like, std::initializer_list<int64_t> shape, DType dtype) {
+  if (!out.is_none()) return nb::borrow<nb::any>(out);
   nb::list sizes;
   for (const int64_t size : shape) sizes.append(size);
   const std::string name(to_string(dtype));
-  return nb::module_::import_("qkv.array").attr("zeros")(like, nb::tuple(sizes), name);
+  return nb::borrow<nb::any>(nb::module_::import_("qkv.array").attr("zeros")(like, nb::tuple(sizes), name));
 }
 
 }  // namespace qkv::python

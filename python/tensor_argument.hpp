@@ -17,7 +17,7 @@ class ArrayArgument : public nb::object {
   static bool accept_any(nb::handle) { return true; }
 
  public:
-  NB_OBJECT_DEFAULT(ArrayArgument, nb::object, "qkv.array.Array", accept_any)
+  NB_OBJECT_DEFAULT(ArrayArgument, nb::object, "Array", accept_any)
 };
 
 // A view and what keeps its memory alive. Lives through the call, or as long as the object that stores it.
@@ -35,6 +35,6 @@ HeldTensor read_optional_tensor(nb::handle object, const char* argument);
 HeldTensor write_optional_tensor(nb::handle object, const char* argument);
 
 // `out` itself, or, for None, a new array of zeros of the kind that `like` is (numpy for numpy, torch for torch).
-nb::object output_or_zeros(nb::handle out, nb::handle like, std::initializer_list<int64_t> shape, DType dtype);
+nb::any output_or_zeros(nb::handle out, nb::handle like, std::initializer_list<int64_t> shape, DType dtype);
 
 }  // namespace qkv::python
