@@ -200,13 +200,7 @@ def generate(model: Model, requests: list[Request], options) -> bool:
     paged = PagedAttention(model, num_pages, options.page_size, options.kv_dtype)
     dense = DenseModel(model, qkv.array.numpy_dtype(options.kv_dtype)) if options.verify else None
     waiting, running, clock = list(requests), [], Clock()
-    bar = tqdm(
-        total=len(requests),
-        unit="answer",
-        disable=None,
-        dynamic_ncols=True,
-        bar_format="{desc} {bar} {n}/{total}{postfix}",
-    )
+    bar = tqdm(total=len(requests), disable=None, dynamic_ncols=True, bar_format="{desc} {bar} {n}/{total}{postfix}")
     while waiting or running:
         step = schedule(running, waiting, pool, options)
         began = time.perf_counter()
@@ -269,7 +263,7 @@ def is_verified(dense: DenseModel, options) -> bool:
     # difference can put a key or a value to the other side of a rounding step, 2^-11 or 2^-8 of it.
     allowed = {"f32": 1e-3, "f16": 0.05, "bf16": 0.4}[options.kv_dtype]
     print(
-        f"largest difference of a logit from dense numpy attention: {dense.largest_difference:.2e} (allowed: {allowed})"
+        f"largest difference of a logit to dense numpy attention: {dense.largest_difference:.1e} (allowed: {allowed})"
     )
     ok = dense.largest_difference <= allowed and dense.num_disagreements == 0
     verdict = "verified: all" if ok else f"NOT THE SAME: {dense.num_disagreements} of"
@@ -279,23 +273,18 @@ def is_verified(dense: DenseModel, options) -> bool:
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="questions, one a line (default: ten built-in ones)"
-    )
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help="questions, one a line (default: ten of its own)")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="length of an answer (%(default)s)")
     parser.add_argument("--max-requests", type=int, default=8, metavar="N", help="answered at once (%(default)s)")
-    parser.add_argument(
-        "--page-size", type=int, default=16, metavar="N", help="tokens a page of the cache (%(default)s)"
-    )
+    parser.add_argument("--page-size", type=int, default=16, metavar="N", help="tokens a page (%(default)s)")
     parser.add_argument("--chunk-tokens", type=int, default=64, metavar="N", help="tokens a step at most (%(default)s)")
     parser.add_argument("--kv-dtype", choices=["f32", "f16", "bf16"], default="f32", help="of the cache (%(default)s)")
-    parser.add_argument(
-        "--threads", type=int, default=0, metavar="N", help="of qkv; 0 = all (OPENBLAS_NUM_THREADS: numpy's)"
-    )
-    parser.add_argument(
-        "--verify", action="store_true", help="compute all again with dense numpy attention and compare"
-    )
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of qkv, not of numpy; 0 = all")
+    parser.add_argument("--verify", action="store_true", help="compute all again with dense numpy attention, compare")
     options = parser.parse_args()
+    options.questions = options.prompts.read_text().splitlines() if options.prompts else QUESTIONS
+    if not any(map(str.strip, options.questions)):
+        parser.error(f"--prompts: {options.prompts} holds no question")
     for name in ("max_new_tokens", "max_requests", "page_size", "chunk_tokens"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
@@ -305,11 +294,10 @@ def parse_options() -> argparse.Namespace:
 def main() -> int:
     options = parse_options()
     qkv.set_num_threads(options.threads)
-    questions = options.prompts.read_text().splitlines() if options.prompts else QUESTIONS
     print("reading the model ...", flush=True)
     model = Model(find_model())
     requests = []
-    for number, question in enumerate(filter(None, map(str.strip, questions)), start=1):
+    for number, question in enumerate(filter(None, map(str.strip, options.questions)), start=1):
         prompt = model.tokenizer.encode(chat(question)).ids
         requests.append(Request(number, question, prompt, len(prompt)))
     return 0 if generate(model, requests, options) else 1
