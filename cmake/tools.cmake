@@ -9,12 +9,12 @@ file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cpp)
 list(REMOVE_ITEM tool_sources ${CMAKE_CURRENT_SOURCE_DIR}/tools/main.cpp)
 add_library(qkv_tool_objects OBJECT ${tool_sources})
 target_include_directories(qkv_tool_objects PUBLIC include tools)
-target_compile_options(qkv_tool_objects PRIVATE -Wall -Wextra)
+target_compile_options(qkv_tool_objects PRIVATE ${warnings})
 target_link_libraries(qkv_tool_objects PUBLIC CLI11::CLI11 nlohmann_json::nlohmann_json fmt::fmt)
 
 add_executable(qkv_tool tools/main.cpp)
 set_target_properties(qkv_tool PROPERTIES OUTPUT_NAME qkv INSTALL_RPATH "$ORIGIN/${bin_to_lib}")
-target_compile_options(qkv_tool PRIVATE -Wall -Wextra)
+target_compile_options(qkv_tool PRIVATE ${warnings})
 target_link_libraries(qkv_tool PRIVATE qkv_tool_objects qkv::qkv)
 
 # One program a file: build/<preset>/examples/<file's name>.
@@ -25,6 +25,6 @@ foreach(source IN LISTS example_sources)
   set_target_properties(example_${name} PROPERTIES
     OUTPUT_NAME ${name}
     RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/examples)
-  target_compile_options(example_${name} PRIVATE -Wall -Wextra)
+  target_compile_options(example_${name} PRIVATE ${warnings})
   target_link_libraries(example_${name} PRIVATE qkv::qkv)
 endforeach()
