@@ -6,7 +6,8 @@
 //   Mask m = parse_mask("kv_pos <= q_pos & (kv_pos < prefix_len[request] | q_pos - kv_pos < 64)");
 //
 // Positions are absolute within a request: query i of a request with q_len new and kv_len total tokens has
-// q_pos = i + kv_len - q_len, key j has kv_pos = j. Arithmetic is exact (64-bit).
+// q_pos = i + kv_len - q_len, key j has kv_pos = j. Arithmetic is exact: an expression in which a sum could leave
+// +-2^60 is refused, as are more than 256 operations nested in each other and more than 10000 in all.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,7 @@ class QKV_EXPORT Mask {
   explicit Mask(mask_detail::NodePtr node) : node_(std::move(node)) {}
   const mask_detail::NodePtr& node() const { return node_; }
 
-  // Canonical text; parse_mask(m.text()) has the same text and hash.
+  // Canonical text, built-ins expanded and a > b written as b < a; parse_mask(m.text()) has the same text and hash.
   std::string text() const;
   // Stable across processes and versions: a hash of the canonical text.
   uint64_t hash() const;
@@ -89,7 +90,8 @@ QKV_EXPORT Mask everything();
 QKV_EXPORT Mask nothing();
 // kv_pos <= q_pos: bottom-right aligned, the last query sees the last key.
 QKV_EXPORT Mask causal();
-// Keys seen besides the own one on each side; -1 leaves a side open, 0 keeps the own token only.
+// Keys seen besides the own one on each side; -1 leaves a side open, as does 2^31-1 or more; 0 for both keeps the own
+// token only.
 QKV_EXPORT Mask window(int64_t window_left, int64_t window_right);
 // What a model card calls "sliding window of N tokens": the own token and the N-1 before it (and, for
 // bidirectional attention, the N-1 after it). The one place where model windows become kernel windows.
@@ -98,7 +100,7 @@ QKV_EXPORT Mask sliding_window(int64_t num_tokens, bool bidirectional = false);
 // Operand: prefix_len[request].
 QKV_EXPORT Mask rswa(int64_t window_tokens);
 // Causal (within window_left, if >= 0), and bidirectional inside the span of the query's token, inclusive ends.
-// `clamp` also cuts keys of the span that lie behind the window.
+// `clamp` also cuts keys of the span that lie behind the window, and needs one.
 // Operands: span_start[query], span_end[query]; (-1, -1) = no span. fill_prefix_lm_spans() makes them.
 QKV_EXPORT Mask prefix_lm(int64_t window_left = -1, bool clamp = false);
 // Causal where causal[request] is not 0, everything elsewhere. Operand: causal[request].

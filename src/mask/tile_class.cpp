@@ -125,11 +125,12 @@ class RowsClassifier {
   Interval key_interval(const Instruction& instruction, int32_t kv_begin, int32_t kv_end, bool reads_operands) const {
     if (instruction.opcode == Opcode::kv_pos) return {kv_begin, int64_t{kv_end} - 1};
     if (instruction.opcode != Opcode::operand) return combine_operands(instruction);
+    const int64_t context = int64_t{input_.kv_len} - input_.q_len;
+    const bool is_new_key = instruction.scope == OperandScope::new_key;
+    if (is_new_key && kv_end <= context) return {0, 0};
     if (!reads_operands) return kUnknownOperand;
     const int32_t* values = input_.operand[instruction.operand];
-    if (instruction.scope == OperandScope::key) return bounds_of(values, kv_begin, kv_end);
-    const int64_t context = int64_t{input_.kv_len} - input_.q_len;
-    if (kv_end <= context) return {0, 0};
+    if (!is_new_key) return bounds_of(values, kv_begin, kv_end);
     Interval bounds = bounds_of(values, std::max<int64_t>(kv_begin - context, 0), kv_end - context);
     if (kv_begin < context) bounds = {std::min<int64_t>(bounds.low, 0), std::max<int64_t>(bounds.high, 0)};
     return bounds;
@@ -201,7 +202,7 @@ bool has_no_pair(const Tile& tile) {
 }
 
 // Cuts a range of tiles in halves until each is of one class. Only a single tile reads the operands of its keys, so
-// that each is read at most once.
+// that the cost of reading does not grow with the depth.
 class Bisection {
  public:
   Bisection(Classifier& classifier, const Tile& range, int32_t tile_kv, std::vector<KeySegment>& segments)
