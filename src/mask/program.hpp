@@ -1,5 +1,5 @@
 // A mask compiled for engines: a flat list of instructions, evaluated a row of keys at a time, and classified a tile
-// at a time. mask::is_visible (the recursive definition) is what both must equal.
+// at a time. is_visible (the recursive definition) is what both must equal.
 #pragma once
 
 #include <cstdint>
