@@ -5,7 +5,6 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/forward_few_rows.cpp"
-#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
@@ -20,7 +19,6 @@ namespace HWY_NAMESPACE {
 
 // Tokens between a load and its prefetch: two to three pages of 16.
 inline constexpr int32_t kAheadTokens = 40;
-inline constexpr int32_t kCacheLineBytes = 64;
 inline constexpr int32_t kAccumulators = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 8 : 16;
 
 struct FewRowsScratch {
@@ -45,6 +43,7 @@ template <int kSums>
 HWY_INLINE V reduce(const V (&sums)[kSums]) {
   static_assert(kSums == kLanes);
   V fours[kSums / 4];
+  HWY_UNROLL(4)
   for (int i = 0; i < kSums / 4; ++i) {
     fours[i] = reduce_four(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
   }
@@ -104,10 +103,26 @@ class FewRows {
   static constexpr int32_t kBlockWeights = kTileKv * kHeads;
   static constexpr int32_t kPair = 2 * kLanes;
 
-  // Where dimension `dim` of a row of `count` lies when it was read by load_pair and load.
-  static int32_t slot_of_dim(int32_t dim, int32_t count) {
-    if (!std::is_same_v<T, hwy::bfloat16_t> || dim >= count / kPair * kPair) return dim;
-    return dim / kPair * kPair + dim % 2 * kLanes + dim % kPair / 2;
+  // load_pair takes bf16 apart into even and odd dimensions, so queries and outputs are kept that way.
+  static constexpr bool kEvenOdd = std::is_same_v<T, hwy::bfloat16_t>;
+
+  static void copy_query(const float* row, int32_t count, float* query) {
+    int32_t d = 0;
+    for (; kEvenOdd && d + kPair <= count; d += kPair) {
+      V even, odd;
+      hn::LoadInterleaved2(F32(), row + d, even, odd);
+      hn::Store(even, F32(), query + d);
+      hn::Store(odd, F32(), query + d + kLanes);
+    }
+    std::memcpy(query + d, row + d, (count - d) * sizeof(float));
+  }
+
+  static void copy_output(const float* output, int32_t count, float* row) {
+    int32_t d = 0;
+    for (; kEvenOdd && d + kPair <= count; d += kPair) {
+      hn::StoreInterleaved2(hn::Load(F32(), output + d), hn::Load(F32(), output + d + kLanes), F32(), row + d);
+    }
+    std::memcpy(row + d, output + d, (count - d) * sizeof(float));
   }
 
   int32_t token_of(int32_t block) const { return block / blocks_per_token_; }
@@ -124,7 +139,7 @@ class FewRows {
     std::memset(output_of(block), 0, sizeof(float) * kHeads * out_stride_);
     for (int32_t h = 0; h < heads_of(block); ++h, query += query_stride_) {
       load_query_row(task_, token_of(block) * task_.group_size + first_head_of(block) + h, row_);
-      for (int32_t d = 0; d < task_.head_dim; ++d) query[slot_of_dim(d, task_.head_dim)] = row_[d];
+      copy_query(row_, task_.head_dim, query);
     }
     hn::Store(negative_infinity(), F32(), max_ + int64_t{block} * kLanes);
     hn::Store(hn::Zero(F32()), F32(), sum_ + int64_t{block} * kLanes);
@@ -136,8 +151,7 @@ class FewRows {
     for (int32_t h = 0; h < heads_of(block); ++h) {
       float total = 0;
       for (int32_t lane = h; lane < kLanes; lane += kHeads) total += sum[lane];
-      const float* output = output_of(block) + h * out_stride_;
-      for (int32_t d = 0; d < task_.head_dim_v; ++d) row_[d] = output[slot_of_dim(d, task_.head_dim_v)];
+      copy_output(output_of(block) + h * out_stride_, task_.head_dim_v, row_);
       finish_row(task_, token_of(block) * task_.group_size + first_head_of(block) + h, max[h], total, row_);
     }
   }
@@ -164,10 +178,6 @@ class FewRows {
     }
   }
 
-  static void prefetch_row(const std::byte* row, int32_t bytes) {
-    for (int32_t offset = 0; offset < bytes; offset += kCacheLineBytes) hwy::Prefetch(row + offset);
-  }
-
   // weights[key][head] = query · key, for all blocks while the keys are in L1.
   void multiply_keys() {
     const std::byte* keys[kKeys];
@@ -186,10 +196,13 @@ class FewRows {
 
   HWY_INLINE V scores(const float* query, const std::byte* const (&rows)[kKeys]) const {
     V sums[kLanes];
-    for (V& sum : sums) sum = hn::Zero(F32());
+    HWY_UNROLL(16)
+    for (int i = 0; i < kLanes; ++i) sums[i] = hn::Zero(F32());
     const auto add = [&](const V(&key)[kKeys], int32_t d) HWY_ATTR {
+      HWY_UNROLL(16)
       for (int h = 0; h < kHeads; ++h) {
         const V q = hn::Load(F32(), query + h * query_stride_ + d);
+        HWY_UNROLL(16)
         for (int i = 0; i < kKeys; ++i) sums[i * kHeads + h] = hn::MulAdd(q, key[i], sums[i * kHeads + h]);
       }
     };
@@ -197,17 +210,20 @@ class FewRows {
     int32_t d = 0;
     for (; d + kPair <= task_.head_dim; d += kPair) {
       V first[kKeys], second[kKeys];
+      HWY_UNROLL(16)
       for (int i = 0; i < kKeys; ++i) load_pair(at(i, d), first[i], second[i]);
       add(first, d);
       add(second, d + kLanes);
     }
     V key[kKeys];
     if (d + kLanes <= task_.head_dim) {
+      HWY_UNROLL(16)
       for (int i = 0; i < kKeys; ++i) key[i] = load(at(i, d));
       add(key, d);
       d += kLanes;
     }
     if (d < task_.head_dim) {
+      HWY_UNROLL(16)
       for (int i = 0; i < kKeys; ++i) key[i] = load_first(at(i, d), task_.head_dim - d);
       add(key, d);
     }
@@ -317,7 +333,9 @@ class FewRows {
                       int32_t known) {
     float* output = output_of(block) + d;
     V sums[kHeads][kVectors];
+    HWY_UNROLL(8)
     for (int h = 0; h < kHeads; ++h) {
+      HWY_UNROLL(8)
       for (int v = 0; v < kVectors; ++v) {
         sums[h][v] = hn::Mul(hn::Load(F32(), output + h * out_stride_ + v * kLanes), set(decay_[h]));
       }
@@ -331,14 +349,19 @@ class FewRows {
       if constexpr (kVectors == 1) {
         column[0] = left >= kLanes ? load(value) : load_first(value, left);
       } else {
+        HWY_UNROLL(8)
         for (int v = 0; v < kVectors; v += 2) load_pair(value + v * kLanes, column[v], column[v + 1]);
       }
+      HWY_UNROLL(8)
       for (int h = 0; h < kHeads; ++h) {
         const V weight = set(weights[key * kHeads + h]);
+        HWY_UNROLL(8)
         for (int v = 0; v < kVectors; ++v) sums[h][v] = hn::MulAdd(weight, column[v], sums[h][v]);
       }
     }
+    HWY_UNROLL(8)
     for (int h = 0; h < kHeads; ++h) {
+      HWY_UNROLL(8)
       for (int v = 0; v < kVectors; ++v) hn::Store(sums[h][v], F32(), output + h * out_stride_ + v * kLanes);
     }
   }

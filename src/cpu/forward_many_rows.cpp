@@ -32,7 +32,7 @@ struct RowMask {
 struct ManyRowsScratch {
   Scratch<float> query, output, max, sum, keys, values, scores;
   Scratch<int32_t> visible;
-  Scratch<const std::byte*> addresses;
+  Scratch<const std::byte*> keys_at, values_at;
   mask::RowScratch mask;
 };
 
@@ -53,13 +53,14 @@ class ManyRows {
         values_(scratch.values.reserve(int64_t{kTileKv} * round_up(out_stride_, value_width_))),
         scores_(scratch.scores.reserve(kTileQ * kScoreStride)),
         visible_(scratch.visible.reserve((kTileQ + 1) * kTileKv)),
-        addresses_(scratch.addresses.reserve(kTileKv)) {}
+        keys_at_(scratch.keys_at.reserve(2 * kTileKv)),
+        values_at_(scratch.values_at.reserve(2 * kTileKv)) {}
 
   void run() {
     start_rows();
     for (const mask::KeySegment& segment : task_.segments) {
       for (int32_t begin = segment.begin; begin < segment.end; begin += kTileKv) {
-        run_key_tile(begin, HWY_MIN(kTileKv, segment.end - begin), segment.tile_class == TileClass::full);
+        run_key_tile(begin, segment.end, segment.tile_class == TileClass::full);
       }
     }
     for (int32_t row = 0; row < task_.num_rows(); ++row) {
@@ -83,9 +84,12 @@ class ManyRows {
     std::memset(output_, 0, int64_t{rows_} * out_stride_ * sizeof(float));
   }
 
-  void run_key_tile(int32_t kv_begin, int32_t count, bool all_visible) {
+  void run_key_tile(int32_t kv_begin, int32_t segment_end, bool all_visible) {
     kv_begin_ = kv_begin;
-    count_ = count;
+    count_ = HWY_MIN(kTileKv, segment_end - kv_begin);
+    next_count_ = HWY_MIN(kTileKv, segment_end - kv_begin - count_);
+    find_rows(task_.kv, false, kv_begin, kv_begin + count_ + next_count_, keys_at_);
+    find_rows(task_.kv, true, kv_begin, kv_begin + count_ + next_count_, values_at_);
     if (task_.kv.dtype == DType::f32) {
       pack<float>();
     } else if (task_.kv.dtype == DType::f16) {
@@ -102,10 +106,19 @@ class ManyRows {
 
   template <class T>
   void pack() {
-    find_rows(task_.kv, false, kv_begin_, kv_begin_ + count_, addresses_);
-    pack_keys<T>(addresses_, count_, task_.head_dim, keys_);
-    find_rows(task_.kv, true, kv_begin_, kv_begin_ + count_, addresses_);
-    values_finite_ = pack_values<T>(addresses_, count_, task_.head_dim_v, values_);
+    pack_keys<T>(keys_at_, count_, task_.head_dim, keys_);
+    values_finite_ = pack_values<T>(values_at_, count_, task_.head_dim_v, values_);
+  }
+
+  // Each block of rows brings its share of the next tile to L2 while it computes, so that packing need not wait.
+  void prefetch_share(int32_t row) const {
+    const int32_t begin = static_cast<int32_t>(int64_t{next_count_} * row / rows_);
+    const int32_t end = static_cast<int32_t>(int64_t{next_count_} * (row + kBlockRows) / rows_);
+    const int32_t element_bytes = size_bytes(task_.kv.dtype);
+    for (int32_t key = count_ + begin; key < count_ + end; ++key) {
+      prefetch_row_to_l2(keys_at_[key], task_.head_dim * element_bytes);
+      prefetch_row_to_l2(values_at_[key], task_.head_dim_v * element_bytes);
+    }
   }
 
   void run_query_tile(bool all_visible) {
@@ -118,7 +131,7 @@ class ManyRows {
     find_visible(hides_some);
     multiply_keys();
     if (terms_.any) apply_terms();
-    for (int32_t row = 0; row < tile_rows_; ++row) update_softmax(row);
+    for (int32_t row = 0; row < tile_rows_; row += kBlockRows) update_softmax(row);
     multiply_values(hides_some);
   }
 
@@ -158,10 +171,14 @@ class ManyRows {
                        kv_begin_ + count_, visible, mask_scratch_);
     for (int32_t key = count_; key < kTileKv; ++key) visible[key] = 0;
     int32_t begin = 0;
-    int32_t end = count_;
-    while (begin < end && visible[begin] == 0) ++begin;
-    while (begin < end && visible[end - 1] == 0) --end;
-    return {visible, begin, end};
+    int32_t end = kTileKv;
+    while (begin < end && sees_none(visible + begin)) begin += kLanes;
+    while (begin < end && sees_none(visible + end - kLanes)) end -= kLanes;
+    return {visible, begin, HWY_MIN(end, count_)};
+  }
+
+  static bool sees_none(const int32_t* visible) {
+    return hn::AllTrue(I32(), hn::Eq(hn::Load(I32(), visible), hn::Zero(I32())));
   }
 
   // The keys that any row of a block sees. What lies outside costs nothing.
@@ -182,6 +199,7 @@ class ManyRows {
       const float* keys = keys_ + int64_t{panel} * task_.head_dim;
       with_vectors((HWY_MIN(kPanel, count_ - panel) + kLanes - 1) / kLanes, [&](auto vectors) HWY_ATTR {
         for (int32_t row = 0; row < tile_rows_; row += kBlockRows) {
+          if (panel == 0) prefetch_share(row_begin_ + row);
           const RowMask range = block_range(row);
           if (range.end <= panel || range.begin >= panel + kPanel) continue;
           multiply_store<vectors()>(query_row(row), task_.head_dim, keys, kPanel, task_.head_dim,
@@ -212,53 +230,63 @@ class ManyRows {
     return hn::IfThenElse(hn::RebindMask(F32(), seen), score, negative_infinity());
   }
 
-  // Scores of one row to weights 2^(score - max), with the running maximum and, lane by lane, the running sum.
+  // Scores of a block to weights 2^(score - max), with the running maxima and, lane by lane, the running sums. Two
+  // passes, so that the six horizontal maxima overlap.
   void update_softmax(int32_t row) {
-    const RowMask& mask = row_masks_[row];
-    if (mask.begin == mask.end) {
-      hide_row(row);
-    } else if (mask.visible == nullptr) {
-      update_softmax_as<false>(row, nullptr);
+    const RowMask range = block_range(row);
+    if (range.begin == range.end) return;
+    float base[kBlockRows];
+    if (range.visible == nullptr) {
+      for (int r = 0; r < kBlockRows; ++r) base[r] = update_max<false>(row + r);
+      for (int r = 0; r < kBlockRows; ++r) update_sum<false>(row + r, base[r]);
     } else {
-      update_softmax_as<true>(row, mask.visible);
+      for (int r = 0; r < kBlockRows; ++r) base[r] = update_max<true>(row + r);
+      for (int r = 0; r < kBlockRows; ++r) update_sum<true>(row + r, base[r]);
     }
-  }
-
-  void hide_row(int32_t row) {
-    std::memset(score_row(row), 0, kTileKv * sizeof(float));
-    decay_[row] = 1.0F;
   }
 
   template <bool kMasked>
-  HWY_INLINE void update_softmax_as(int32_t row, const int32_t* visible) {
-    float* scores = score_row(row);
-    const auto score = [&](int32_t key) HWY_ATTR { return visible_scores(scores, kMasked ? visible : nullptr, key); };
+  HWY_INLINE V score(int32_t row, int32_t key) {
+    const V score = hn::Load(F32(), score_row(row) + key);
+    if (!kMasked) return score;
+    const auto seen = hn::Ne(hn::Load(I32(), row_masks_[row].visible + key), hn::Zero(I32()));
+    return hn::IfThenElse(hn::RebindMask(F32(), seen), score, negative_infinity());
+  }
+
+  // Returns what is subtracted from the row's scores.
+  template <bool kMasked>
+  HWY_INLINE float update_max(int32_t row) {
     constexpr int32_t kStep = 4 * kLanes;
     V max[4];
-    for (int i = 0; i < 4; ++i) max[i] = score(i * kLanes);
+    for (int i = 0; i < 4; ++i) max[i] = score<kMasked>(row, i * kLanes);
     for (int32_t key = kStep; key < kTileKv; key += kStep) {
-      for (int i = 0; i < 4; ++i) max[i] = hn::Max(max[i], score(key + i * kLanes));
+      for (int i = 0; i < 4; ++i) max[i] = hn::Max(max[i], score<kMasked>(row, key + i * kLanes));
     }
     const V tile_max = hn::MaxOfLanes(F32(), hn::Max(hn::Max(max[0], max[1]), hn::Max(max[2], max[3])));
-    const V old_max = set(max_[row_begin_ + row]);
+    float& running_max = max_[row_begin_ + row];
+    const V old_max = set(running_max);
     const V row_max = hn::Max(old_max, tile_max);
     // A row that has seen nothing yet has no finite maximum to subtract.
     const V base = hn::IfThenZeroElse(hn::Eq(row_max, negative_infinity()), row_max);
+    decay_[row] = hn::GetLane(exp2_nonpositive(hn::Sub(old_max, base)));
+    running_max = hn::GetLane(row_max);
+    return hn::GetLane(base);
+  }
 
+  template <bool kMasked>
+  HWY_INLINE void update_sum(int32_t row, float base) {
+    constexpr int32_t kStep = 4 * kLanes;
     V sum[4] = {hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32())};
     for (int32_t key = 0; key < kTileKv; key += kStep) {
       for (int i = 0; i < 4; ++i) {
-        const V weight = exp2_nonpositive(hn::Sub(score(key + i * kLanes), base));
+        const V weight = exp2_nonpositive(hn::Sub(score<kMasked>(row, key + i * kLanes), set(base)));
         sum[i] = hn::Add(sum[i], weight);
-        hn::Store(weight, F32(), scores + key + i * kLanes);
+        hn::Store(weight, F32(), score_row(row) + key + i * kLanes);
       }
     }
-    const V decay = exp2_nonpositive(hn::Sub(old_max, base));
     float* running_sum = sum_ + int64_t{row_begin_ + row} * kLanes;
     const V tile_sum = hn::Add(hn::Add(sum[0], sum[1]), hn::Add(sum[2], sum[3]));
-    hn::Store(hn::MulAdd(hn::Load(F32(), running_sum), decay, tile_sum), F32(), running_sum);
-    max_[row_begin_ + row] = hn::GetLane(row_max);
-    decay_[row] = hn::GetLane(decay);
+    hn::Store(hn::MulAdd(hn::Load(F32(), running_sum), set(decay_[row]), tile_sum), F32(), running_sum);
   }
 
   void multiply_values(bool hides_some) {
@@ -315,11 +343,13 @@ class ManyRows {
   float* const values_;  // panels, see pack_values
   float* const scores_;  // [kTileQ, kScoreStride]
   int32_t* const visible_;
-  const std::byte** const addresses_;
+  const std::byte** const keys_at_;  // [2·kTileKv]: where the tile's keys lie, and those behind it
+  const std::byte** const values_at_;
 
   // The current tile of keys, and of queries.
   int32_t kv_begin_ = 0;
   int32_t count_ = 0;
+  int32_t next_count_ = 0;
   bool values_finite_ = true;
   int32_t row_begin_ = 0;
   int32_t tile_rows_ = 0;

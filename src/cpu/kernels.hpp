@@ -14,6 +14,8 @@ namespace qkv::cpu {
 
 // Keys per tile of the absolute grid on which masks are classified and splits begin.
 inline constexpr int32_t kTileKv = 128;
+// Largest head_dim and head_dim_v.
+inline constexpr int32_t kMaxHeadDim = 512;
 // Packed rows of a query tile; tiles of one item share the packing of keys and values.
 inline constexpr int32_t kTileQ = 96;
 // Packed rows of an item for many_rows.

@@ -15,40 +15,49 @@ namespace qkv::cpu {
 namespace HWY_NAMESPACE {
 #if QKV_TARGET_HAS_VECTORS
 
-using Quad = hn::FixedTag<float, 4>;
+// Four elements each of rows[0], rows[4], …: one row of the 4 x 4 squares that transpose() turns.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> load_squares(D d, const T* const* rows, int32_t offset) {
+  if constexpr (hn::MaxLanes(D()) == 4) {
+    return hn::LoadU(d, rows[0] + offset);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, load_squares(half, rows + hn::MaxLanes(half), offset), load_squares(half, rows, offset));
+  }
+}
+template <class T>
+HWY_INLINE V load_squares_f32(const T* const* rows, int32_t offset) {
+  return widen(F32(), load_squares(hn::Rebind<T, F32>(), rows, offset));
+}
 
-// Four rows of four elements to four columns, `column_stride` apart.
-HWY_INLINE void store_transposed(hn::Vec<Quad> r0, hn::Vec<Quad> r1, hn::Vec<Quad> r2, hn::Vec<Quad> r3, float* out,
-                                 int64_t column_stride) {
-  const hn::RepartitionToWide<Quad> pairs;
-  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(Quad(), r0, r1));
-  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(Quad(), r2, r3));
-  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(Quad(), r0, r1));
-  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(Quad(), r2, r3));
-  hn::Store(hn::BitCast(Quad(), hn::InterleaveLower(pairs, low01, low23)), Quad(), out);
-  hn::Store(hn::BitCast(Quad(), hn::InterleaveUpper(pairs, low01, low23)), Quad(), out + column_stride);
-  hn::Store(hn::BitCast(Quad(), hn::InterleaveLower(pairs, high01, high23)), Quad(), out + 2 * column_stride);
-  hn::Store(hn::BitCast(Quad(), hn::InterleaveUpper(pairs, high01, high23)), Quad(), out + 3 * column_stride);
+// Transposes 4 x 4 squares side by side and stores their columns, that is, four dimensions of kLanes keys.
+HWY_INLINE void store_transposed(V r0, V r1, V r2, V r3, float* out, int64_t stride) {
+  const hn::RepartitionToWide<F32> pairs;
+  const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(F32(), r0, r1));
+  const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(F32(), r2, r3));
+  const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(F32(), r0, r1));
+  const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(F32(), r2, r3));
+  hn::Store(hn::BitCast(F32(), hn::InterleaveLower(pairs, low01, low23)), F32(), out);
+  hn::Store(hn::BitCast(F32(), hn::InterleaveUpper(pairs, low01, low23)), F32(), out + stride);
+  hn::Store(hn::BitCast(F32(), hn::InterleaveLower(pairs, high01, high23)), F32(), out + 2 * stride);
+  hn::Store(hn::BitCast(F32(), hn::InterleaveUpper(pairs, high01, high23)), F32(), out + 3 * stride);
 }
 
 // Keys [0, count) to panels [key / kPanel][head_dim][kPanel]; the last panel is filled up with zeros.
 template <class T>
 void pack_keys(const std::byte* const* rows, int32_t count, int32_t head_dim, float* panels) {
-  alignas(64) static constexpr T kNothing[4] = {};
-  for (int32_t key = 0; key < round_up(count, kPanel); key += 4) {
-    float* column = panels + key / kPanel * kPanel * int64_t{head_dim} + key % kPanel;
-    const T* k[4];
-    for (int32_t i = 0; i < 4; ++i) k[i] = key + i < count ? reinterpret_cast<const T*>(rows[key + i]) : nullptr;
-    const auto quad = [&](int32_t i, int32_t d)
-                          HWY_ATTR { return widen(Quad(), k[i] != nullptr ? k[i] + d : kNothing); };
+  static constexpr T kZeros[kMaxHeadDim] = {};
+  for (int32_t key = 0; key < round_up(count, kPanel); key += kLanes) {
+    const T* k[kLanes];
+    for (int32_t i = 0; i < kLanes; ++i) k[i] = key + i < count ? reinterpret_cast<const T*>(rows[key + i]) : kZeros;
+    float* out = panels + key / kPanel * kPanel * int64_t{head_dim} + key % kPanel;
     int32_t d = 0;
-    for (; d + 4 <= head_dim; d += 4) {
-      store_transposed(quad(0, d), quad(1, d), quad(2, d), quad(3, d), column + int64_t{d} * kPanel, kPanel);
+    for (; d + 4 <= head_dim; d += 4, out += 4 * kPanel) {
+      store_transposed(load_squares_f32(k, d), load_squares_f32(k + 1, d), load_squares_f32(k + 2, d),
+                       load_squares_f32(k + 3, d), out, kPanel);
     }
-    for (; d < head_dim; ++d) {
-      for (int32_t i = 0; i < 4; ++i) {
-        column[int64_t{d} * kPanel + i] = k[i] != nullptr ? hn::GetLane(load_first(k[i] + d, 1)) : 0.0F;
-      }
+    for (; d < head_dim; ++d, out += kPanel) {
+      for (int32_t i = 0; i < kLanes; ++i) out[i] = hn::GetLane(load_first(k[i] + d, 1));
     }
   }
 }

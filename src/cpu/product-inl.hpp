@@ -31,17 +31,23 @@ constexpr int32_t value_panel_width(int32_t head_dim_v) {
 }
 
 // sums[r][v] = Σ_i a[r·a_stride + i] · b[i·b_stride + v-th vector]
+// The loops over r and v are unrolled by decree: otherwise GCC keeps the sums in memory around the loop over i.
 template <int kVectors>
 HWY_INLINE void multiply(const float* HWY_RESTRICT a, int64_t a_stride, const float* HWY_RESTRICT b, int64_t b_stride,
                          int64_t depth, V (&sums)[kBlockRows][kVectors]) {
-  for (auto& row : sums) {
-    for (V& sum : row) sum = hn::Zero(F32());
+  HWY_UNROLL(8)
+  for (int r = 0; r < kBlockRows; ++r) {
+    HWY_UNROLL(8)
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(F32());
   }
   for (int64_t i = 0; i < depth; ++i, b += b_stride) {
     V column[kVectors];
+    HWY_UNROLL(8)
     for (int v = 0; v < kVectors; ++v) column[v] = hn::Load(F32(), b + v * kLanes);
+    HWY_UNROLL(8)
     for (int r = 0; r < kBlockRows; ++r) {
       const V factor = set(a[r * a_stride + i]);
+      HWY_UNROLL(8)
       for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(factor, column[v], sums[r][v]);
     }
   }
@@ -53,7 +59,9 @@ HWY_NOINLINE void multiply_store(const float* a, int64_t a_stride, const float* 
                                  float* out, int64_t out_stride) {
   V sums[kBlockRows][kVectors];
   multiply<kVectors>(a, a_stride, b, b_stride, depth, sums);
+  HWY_UNROLL(8)
   for (int r = 0; r < kBlockRows; ++r) {
+    HWY_UNROLL(8)
     for (int v = 0; v < kVectors; ++v) hn::Store(sums[r][v], F32(), out + r * out_stride + v * kLanes);
   }
 }
@@ -64,7 +72,9 @@ HWY_NOINLINE void multiply_accumulate(const float* a, int64_t a_stride, const fl
                                       const float* decay, float* out, int64_t out_stride) {
   V sums[kBlockRows][kVectors];
   multiply<kVectors>(a, a_stride, b, b_stride, depth, sums);
+  HWY_UNROLL(8)
   for (int r = 0; r < kBlockRows; ++r) {
+    HWY_UNROLL(8)
     for (int v = 0; v < kVectors; ++v) {
       float* element = out + r * out_stride + v * kLanes;
       hn::Store(hn::MulAdd(hn::Load(F32(), element), set(decay[r]), sums[r][v]), F32(), element);

@@ -33,33 +33,35 @@ constexpr int32_t round_up(int32_t count, int32_t multiple) { return (count + mu
 HWY_INLINE V set(float value) { return hn::Set(F32(), value); }
 HWY_INLINE V negative_infinity() { return set(-__builtin_inff()); }
 
-// Elements p[0 … Lanes(d)) in order, widened to f32.
+// Elements of the cache to f32.
 template <class D>
-HWY_INLINE hn::Vec<D> widen(D d, const float* p) {
-  return hn::LoadU(d, p);
+HWY_INLINE hn::Vec<D> widen(D, hn::Vec<D> x) {
+  return x;
 }
 template <class D>
-HWY_INLINE hn::Vec<D> widen(D d, const hwy::bfloat16_t* p) {
-  return hn::PromoteTo(d, hn::LoadU(hn::Rebind<hwy::bfloat16_t, D>(), p));
+HWY_INLINE hn::Vec<D> widen(D d, hn::Vec<hn::Rebind<hwy::bfloat16_t, D>> x) {
+  return hn::PromoteTo(d, x);
 }
 template <class D>
-HWY_INLINE hn::Vec<D> widen(D d, const hwy::float16_t* p) {
+HWY_INLINE hn::Vec<D> widen(D d, hn::Vec<hn::Rebind<hwy::float16_t, D>> x) {
 #if HWY_TARGET == HWY_SSE4
   // No instruction does it, and Highway's emulation makes numbers of NaN and infinity.
   const hn::RebindToUnsigned<D> u32;
-  const auto half = hn::PromoteTo(u32, hn::LoadU(hn::Rebind<uint16_t, D>(), reinterpret_cast<const uint16_t*>(p)));
+  const auto half = hn::PromoteTo(u32, hn::BitCast(hn::Rebind<uint16_t, D>(), x));
   const auto magnitude = hn::And(half, hn::Set(u32, 0x7FFF));
   const auto sign = hn::ShiftLeft<16>(hn::Xor(half, magnitude));
   const auto scaled = hn::Mul(hn::BitCast(d, hn::ShiftLeft<13>(magnitude)), hn::Set(d, 0x1p112F));
   const auto special = hn::IfThenElseZero(hn::Gt(magnitude, hn::Set(u32, 0x7BFF)), hn::Set(u32, 0x7F800000));
   return hn::BitCast(d, hn::Or(hn::Or(hn::BitCast(u32, scaled), special), sign));
 #else
-  return hn::PromoteTo(d, hn::LoadU(hn::Rebind<hwy::float16_t, D>(), p));
+  return hn::PromoteTo(d, x);
 #endif
 }
+
+// Elements p[0 … kLanes) in order.
 template <class T>
 HWY_INLINE V load(const T* p) {
-  return widen(F32(), p);
+  return widen(F32(), hn::LoadU(hn::Rebind<T, F32>(), p));
 }
 
 // The first `count` < kLanes elements, then zeros. Reads nothing behind them.
@@ -70,7 +72,7 @@ HWY_INLINE V load_first(const T* p, int32_t count) {
   return load(elements);
 }
 
-// Elements p[0 … 2·kLanes) in the order that is cheapest to widen: dim_of_slot() says which.
+// Elements p[0 … 2·kLanes) in the order that is cheapest to widen: even and odd ones apart for bf16.
 template <class T>
 HWY_INLINE void load_pair(const T* p, V& first, V& second) {
   first = load(p);
