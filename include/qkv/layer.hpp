@@ -34,21 +34,21 @@ struct LayerSpec {
   int32_t head_dim_v = 0;    // of value and output, 8 … 512; 0 = head_dim
 
   DType query_dtype = DType::f32;
-  DType kv_dtype = DType::f32;        // of the cache, or of dense keys and values
-  std::optional<DType> output_dtype;  // not given: query_dtype
+  DType kv_dtype = DType::f32;             // of the cache, or of dense keys and values
+  std::optional<DType> output_dtype = {};  // not given: query_dtype
 
   AttentionType type = AttentionType::decoder;
-  std::optional<CacheSpec> cache;  // not given: keys and values are dense tensors
+  std::optional<CacheSpec> cache = {};  // not given: keys and values are dense tensors
 
   // The whole mask, windows included (mask.hpp). Not given: the type's default.
-  std::optional<Mask> mask;
+  std::optional<Mask> mask = {};
 
   // score = softcap(scale · q·k) - slope·|q_pos - kv_pos|, then the mask, then the softmax with the sink.
-  std::optional<float> scale;       // not given: 1 / sqrt(head_dim)
-  float softcap = 0;                // c > 0: c·tanh(s / c); 0 = off
-  std::vector<float> alibi_slopes;  // [num_q_heads]; empty = none
-  bool alibi_per_request = false;   // slopes come with the batch: f32 [num_requests, num_q_heads]
-  std::vector<float> sinks;         // [num_q_heads] logits that join the denominator once; empty = none
+  std::optional<float> scale = {};       // not given: 1 / sqrt(head_dim)
+  float softcap = 0;                     // c > 0: c·tanh(s / c); 0 = off
+  std::vector<float> alibi_slopes = {};  // [num_q_heads]; empty = none
+  bool alibi_per_request = false;        // slopes come with the batch: f32 [num_requests, num_q_heads]
+  std::vector<float> sinks = {};         // [num_q_heads] logits that join the denominator once; empty = none
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   int32_t value_dim() const { return head_dim_v != 0 ? head_dim_v : head_dim; }

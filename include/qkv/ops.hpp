@@ -11,20 +11,20 @@
 namespace qkv {
 
 struct VarlenArguments {
-  Tensor query;  // [>= num_tokens, num_q_heads, head_dim]
-  Tensor key;    // [num_keys, num_kv_heads, head_dim], or pages: [num_pages, page_size, num_kv_heads, head_dim]
-  Tensor value;  // likewise with head_dim_v
-  Tensor query_start_loc;  // i32 [num_requests + 1]
-  Tensor seq_lens;         // i32 [num_requests]: keys of each request
-  Tensor block_table;      // i32 [num_requests, max_pages], with pages; not given: dense keys, requests in a row
-  Mask mask;               // not given: everything is visible
-  std::vector<MaskOperand> mask_operands;
-  std::optional<float> scale;  // not given: 1 / sqrt(head_dim)
+  Tensor query = {};  // [>= num_tokens, num_q_heads, head_dim]
+  Tensor key = {};    // [num_keys, num_kv_heads, head_dim], or pages: [num_pages, page_size, num_kv_heads, head_dim]
+  Tensor value = {};  // likewise with head_dim_v
+  Tensor query_start_loc = {};  // i32 [num_requests + 1]
+  Tensor seq_lens = {};         // i32 [num_requests]: keys of each request
+  Tensor block_table = {};      // i32 [num_requests, max_pages], with pages; not given: dense keys, requests in a row
+  Mask mask = {};               // not given: everything is visible
+  std::vector<MaskOperand> mask_operands = {};
+  std::optional<float> scale = {};  // not given: 1 / sqrt(head_dim)
   float softcap = 0;
-  Tensor alibi_slopes;  // f32 [num_q_heads] or [num_requests, num_q_heads]
-  Tensor sinks;         // f32 [num_q_heads]
-  Tensor out;           // [>= num_tokens, num_q_heads, head_dim_v]
-  Tensor lse;           // f32 [num_q_heads, >= num_tokens], if wanted
+  Tensor alibi_slopes = {};  // f32 [num_q_heads] or [num_requests, num_q_heads]
+  Tensor sinks = {};         // f32 [num_q_heads]
+  Tensor out = {};           // [>= num_tokens, num_q_heads, head_dim_v]
+  Tensor lse = {};           // f32 [num_q_heads, >= num_tokens], if wanted
 };
 
 QKV_EXPORT void varlen_attention(const VarlenArguments& arguments);

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "qkv/export.hpp"
 
@@ -44,6 +45,11 @@ struct QKV_EXPORT Tensor {
   // A view with strides of the caller's own.
   static Tensor strided(const void* data, DType dtype, std::initializer_list<int64_t> shape,
                         std::initializer_list<int64_t> stride, Device device = {});
+
+  // A row-major view of a vector of float, int32_t or int64_t; the shape must have as many elements.
+  static Tensor of(const std::vector<float>& values, std::initializer_list<int64_t> shape);
+  static Tensor of(const std::vector<int32_t>& values, std::initializer_list<int64_t> shape);
+  static Tensor of(const std::vector<int64_t>& values, std::initializer_list<int64_t> shape);
 
   bool is_given() const { return rank != 0; }
   int64_t num_elements() const;

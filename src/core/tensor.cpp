@@ -5,6 +5,17 @@
 #include "core/checks.hpp"
 
 namespace qkv {
+namespace {
+
+Tensor view_of(const void* data, size_t count, DType dtype, std::initializer_list<int64_t> shape) {
+  const Tensor view = Tensor::contiguous(data, dtype, shape);
+  if (view.num_elements() != static_cast<int64_t>(count)) {
+    refuse("shape", view.describe(), fmt::format("a shape of {} elements, as many as the vector has", count));
+  }
+  return view;
+}
+
+}  // namespace
 
 int32_t size_bytes(DType dtype) {
   switch (dtype) {
@@ -68,6 +79,18 @@ Tensor Tensor::strided(const void* data, DType dtype, std::initializer_list<int6
   std::copy(shape.begin(), shape.end(), view.shape.begin());
   std::copy(stride.begin(), stride.end(), view.stride.begin());
   return view;
+}
+
+Tensor Tensor::of(const std::vector<float>& values, std::initializer_list<int64_t> shape) {
+  return view_of(values.data(), values.size(), DType::f32, shape);
+}
+
+Tensor Tensor::of(const std::vector<int32_t>& values, std::initializer_list<int64_t> shape) {
+  return view_of(values.data(), values.size(), DType::i32, shape);
+}
+
+Tensor Tensor::of(const std::vector<int64_t>& values, std::initializer_list<int64_t> shape) {
+  return view_of(values.data(), values.size(), DType::i64, shape);
 }
 
 int64_t Tensor::num_elements() const {

@@ -30,6 +30,15 @@ TEST(tensor, views_share_data) {
   EXPECT_TRUE(Tensor::contiguous(nullptr, DType::i32, {0}).is_given());
 }
 
+TEST(tensor, a_vector_is_viewed_in_a_shape_of_its_size) {
+  const std::vector<int64_t> values = {1, 2, 3, 4, 5, 6};
+  const Tensor tensor = Tensor::of(values, {2, 3});
+  EXPECT_EQ(tensor.describe(), "i64[2, 3]");
+  EXPECT_EQ(tensor.data, values.data());
+  EXPECT_EQ(Tensor::of(std::vector<float>{}, {0}).dtype, DType::f32);
+  EXPECT_THROW(Tensor::of(values, {2, 4}), Error);
+}
+
 TEST(tensor, sizes_and_names_of_dtypes) {
   EXPECT_EQ(size_bytes(DType::f8e4m3), 1);
   EXPECT_EQ(size_bytes(DType::bf16), 2);
