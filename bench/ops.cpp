@@ -1,0 +1,62 @@
+// The small calls, in GB/s of bytes read and written, against a plain copy of as many bytes.
+#include "bench/support/limits.hpp"
+#include "bench/support/report.hpp"
+#include "bench/support/workload.hpp"
+
+namespace qkv::bench {
+namespace {
+
+void add_cache_write(Suite& suite, DType from, DType to) {
+  const int32_t tokens = 8192;
+  suite.add_case(
+      "cache_write 8k h8 d128 page16 " + std::string(to_string(from)) + " to " + std::string(to_string(to)), "GB/s",
+      [=] {
+        LayerSpec layer;
+        layer.num_q_heads = 8;
+        layer.num_kv_heads = 8;
+        layer.head_dim = 128;
+        layer.query_dtype = from;
+        layer.kv_dtype = to;
+        layer.cache = CacheSpec{16};
+        auto work = std::make_shared<Workload>(layer, std::vector<Lengths>{{tokens, tokens}}, Layout::token_major);
+        const int64_t bytes = int64_t{tokens} * 8 * 256 * (size_bytes(from) + size_bytes(to));
+        return std::vector<Contestant>{{"qkv", static_cast<double>(bytes) * 1e-9, [work] { work->update_cache(); }},
+                                       copy_limit(bytes)};
+      });
+}
+
+void add_merge(Suite& suite, int32_t num_states) {
+  suite.add_case("merge " + std::to_string(num_states) + " states 4k tokens h32 d128 f32", "GB/s", [=] {
+    constexpr int64_t kTokens = 4096;
+    constexpr int64_t kHeads = 32;
+    constexpr int64_t kDim = 128;
+    auto out = std::make_shared<std::vector<float>>((num_states + 1) * kTokens * kHeads * kDim, 1.0F);
+    auto lse = std::make_shared<std::vector<float>>((num_states + 1) * kTokens * kHeads, 0.5F);
+    const auto state = [=](int64_t s) {
+      return State{Tensor::contiguous(out->data() + s * kTokens * kHeads * kDim, DType::f32, {kTokens, kHeads, kDim}),
+                   Tensor::contiguous(lse->data() + s * kTokens * kHeads, DType::f32, {kHeads, kTokens})};
+    };
+    std::vector<State> states;
+    for (int64_t s = 0; s < num_states; ++s) states.push_back(state(s));
+    const State merged = state(num_states);
+    const int64_t bytes = (num_states + 1) * kTokens * kHeads * (kDim + 1) * 4;
+    return std::vector<Contestant>{{"qkv", static_cast<double>(bytes) * 1e-9,
+                                    [out, lse, states, merged] { merge_states(states, merged.out, merged.lse); }},
+                                   copy_limit(bytes)};
+  });
+}
+
+}  // namespace
+}  // namespace qkv::bench
+
+int main(int argc, char** argv) {
+  using namespace qkv;
+  using namespace qkv::bench;
+  Suite suite("ops");
+  add_cache_write(suite, DType::bf16, DType::bf16);
+  add_cache_write(suite, DType::f32, DType::bf16);
+  add_cache_write(suite, DType::f32, DType::f16);
+  add_merge(suite, 2);
+  add_merge(suite, 8);
+  return suite.run(argc, argv);
+}

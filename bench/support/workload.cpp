@@ -1,0 +1,104 @@
+#include "bench/support/workload.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+#include "core/float16.hpp"
+
+namespace qkv::bench {
+namespace {
+
+std::vector<std::byte> random_values(int64_t count, DType dtype) {
+  std::vector<std::byte> bytes(count * size_bytes(dtype));
+  std::minstd_rand engine(1);
+  std::normal_distribution<float> normal;
+  // A period of draws that shares no factor with head sizes; drawing each value would take longer than the benchmark.
+  std::vector<float> draws(10007);
+  for (float& draw : draws) draw = normal(engine);
+  for (int64_t i = 0; i < count; ++i) store_f32(&bytes[i * size_bytes(dtype)], dtype, draws[i % draws.size()]);
+  return bytes;
+}
+
+}  // namespace
+
+Workload::Workload(LayerSpec layer, const std::vector<Lengths>& requests, Layout layout)
+    : layer_(std::move(layer)), layout_(layout) {
+  query_start_loc_ = {0};
+  int32_t widest = 0;
+  const int64_t page_size = layer_.cache ? layer_.cache->page_size : 1;
+  for (const Lengths& request : requests) {
+    query_start_loc_.push_back(query_start_loc_.back() + request.q_len);
+    seq_lens_.push_back(request.kv_len);
+    num_keys_ += request.kv_len;
+    widest = std::max(widest, static_cast<int32_t>((request.kv_len + page_size - 1) / page_size));
+  }
+  const auto num_requests = static_cast<int64_t>(requests.size());
+  query_ = random_values(num_tokens() * layer_.num_q_heads * layer_.head_dim, layer_.query_dtype);
+  out_.resize(num_tokens() * layer_.num_q_heads * layer_.value_dim() * size_bytes(layer_.out_dtype()));
+
+  Batch batch;
+  batch.query_start_loc =
+      Tensor::contiguous(query_start_loc_.data(), DType::i32, {static_cast<int64_t>(query_start_loc_.size())});
+  batch.seq_lens = Tensor::contiguous(seq_lens_.data(), DType::i32, {num_requests});
+  const int64_t kv_heads = layer_.num_kv_heads;
+  const int64_t dim = layer_.head_dim;
+  if (layout == Layout::dense) {
+    key_ = random_values(num_keys_ * kv_heads * dim, layer_.kv_dtype);
+    value_ = random_values(num_keys_ * kv_heads * layer_.value_dim(), layer_.kv_dtype);
+  } else {
+    // Pages in random order, as after hours of serving.
+    const int64_t num_pages = num_requests * widest;
+    block_table_.resize(num_pages);
+    std::iota(block_table_.begin(), block_table_.end(), 0);
+    std::shuffle(block_table_.begin(), block_table_.end(), std::minstd_rand(7));
+    const int64_t row = dim + layer_.value_dim();
+    key_ = random_values(num_pages * page_size * kv_heads * row, layer_.kv_dtype);
+    Tensor pages =
+        layout == Layout::head_major
+            ? Tensor::contiguous(key_.data(), layer_.kv_dtype, {num_pages, kv_heads, page_size, row})
+            : Tensor::contiguous(key_.data(), layer_.kv_dtype, {num_pages, page_size, kv_heads, row}).swap_axes(1, 2);
+    cache_ = KvCache::from_interleaved(pages, layer_.head_dim);
+    batch.block_table = Tensor::contiguous(block_table_.data(), DType::i32, {num_requests, widest});
+    for (int64_t r = 0; r < num_requests; ++r) {
+      for (int32_t i = requests[r].kv_len - requests[r].q_len; i < requests[r].kv_len; ++i) {
+        slot_mapping_.push_back(block_table_[r * widest + i / page_size] * page_size + i % page_size);
+      }
+    }
+    batch.slot_mapping =
+        Tensor::contiguous(slot_mapping_.data(), DType::i64, {static_cast<int64_t>(slot_mapping_.size())});
+    value_ = random_values(num_tokens() * kv_heads * std::max<int64_t>(dim, layer_.value_dim()), layer_.query_dtype);
+  }
+  attention_ = std::make_unique<Attention>(layer_);
+  plan_ = std::make_unique<Plan>(attention_->plan(batch));
+}
+
+void Workload::forward() const {
+  const Tensor query =
+      Tensor::contiguous(query_.data(), layer_.query_dtype, {num_tokens(), layer_.num_q_heads, layer_.head_dim});
+  const Tensor out =
+      Tensor::contiguous(out_.data(), layer_.out_dtype(), {num_tokens(), layer_.num_q_heads, layer_.value_dim()});
+  if (layout_ != Layout::dense) {
+    attention_->forward(query, cache_, *plan_, out);
+    return;
+  }
+  attention_->forward(
+      query, Tensor::contiguous(key_.data(), layer_.kv_dtype, {num_keys_, layer_.num_kv_heads, layer_.head_dim}),
+      Tensor::contiguous(value_.data(), layer_.kv_dtype, {num_keys_, layer_.num_kv_heads, layer_.value_dim()}), *plan_,
+      out);
+}
+
+void Workload::update_cache() const {
+  const Tensor key =
+      Tensor::contiguous(value_.data(), layer_.query_dtype, {num_tokens(), layer_.num_kv_heads, layer_.head_dim});
+  const Tensor value =
+      Tensor::contiguous(value_.data(), layer_.query_dtype, {num_tokens(), layer_.num_kv_heads, layer_.value_dim()});
+  attention_->update_cache(key, value, cache_, *plan_);
+}
+
+int64_t Workload::cache_bytes() const {
+  return num_keys_ * layer_.num_kv_heads * (layer_.head_dim + layer_.value_dim()) * size_bytes(layer_.kv_dtype);
+}
+
+}  // namespace qkv::bench
