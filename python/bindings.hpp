@@ -36,7 +36,7 @@ struct HeldOperands {
   std::vector<MaskOperand> operands;
   std::vector<HeldTensor> owners;
 };
-using OperandDict = nb::typed<nb::dict, nb::str, ArrayArgument>;
+using OperandDict = nb::typed<nb::mapping, nb::str, ArrayArgument>;
 HeldOperands read_operands(const OperandDict& operands);
 
 struct HeldBatch {

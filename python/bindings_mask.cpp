@@ -234,9 +234,9 @@ Mask to_mask(const MaskArgument& mask) {
 
 HeldOperands read_operands(const OperandDict& operands) {
   HeldOperands held;
-  for (const auto& [key, value] : operands) {
-    const std::string name = nb::cast<std::string>(key);
-    held.owners.push_back(read_tensor(value, name.c_str()));
+  for (const auto& item : operands.items()) {
+    const auto [name, values] = nb::cast<std::pair<std::string, nb::object>>(item);
+    held.owners.push_back(read_tensor(values, name.c_str()));
     held.operands.push_back({name, held.owners.back().view});
   }
   return held;

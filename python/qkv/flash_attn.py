@@ -94,19 +94,20 @@ def flash_attn_varlen_func(
     _refuse_unless("fa_version", fa_version, (2, 3, 4))
     _refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
 
-    if getattr(causal, "shape", ()) != ():
-        if dynamic_causal is not None:
-            raise Error("invalid_argument", "causal", "a tensor beside dynamic_causal", "one of them")
-        causal, dynamic_causal = False, causal
-    mask, operands = _make_mask(bool(causal), window_size, dynamic_causal)
+    if getattr(causal, "shape", ()) == ():
+        mask, operands = _make_mask(bool(causal), window_size, dynamic_causal)
+    elif dynamic_causal is None:
+        mask, operands = _make_mask(False, window_size, causal)
+    else:
+        raise Error("invalid_argument", "causal", "a tensor beside dynamic_causal", "one of them")
     seq_lens = _key_lengths(cu_seqlens_k, seqused_k, block_table)
     _check_maximum("max_seqlen_q", max_seqlen_q, np.diff(to_numpy(cu_seqlens_q, "cu_seqlens_q")))
     _check_maximum("max_seqlen_k", max_seqlen_k, to_numpy(seq_lens, "seqused_k"))
 
-    q = _with_contiguous_rows(q)
-    lse = zeros(q, (q.shape[1], q.shape[0]), "f32") if return_softmax_lse else None
+    num_tokens, num_q_heads = (q if hasattr(q, "shape") else to_numpy(q, "q")).shape[:2]
+    lse = zeros(q, (num_q_heads, num_tokens), "f32") if return_softmax_lse else None
     result = varlen_attention(
-        q,
+        _with_contiguous_rows(q),
         _with_contiguous_rows(k),
         _with_contiguous_rows(v),
         cu_seqlens_q,
@@ -142,7 +143,7 @@ def _refuse_scales(**scales: Array | None) -> None:
 
 
 def _make_mask(
-    causal: bool, window_size: Sequence[int] | None, dynamic_causal: Array | None
+    causal: bool, window_size: Sequence[int] | None, dynamic_causal: Any
 ) -> tuple[Mask, dict[str, np.ndarray]]:
     window = (-1, -1) if window_size is None else tuple(window_size)
     if len(window) != 2:
