@@ -34,7 +34,8 @@ test:
 	@scripts/test.sh all
 
 bench:
-	@scripts/setup.sh build bench
+	@scripts/setup.sh build bench python plot
+	@scripts/package.sh
 	@scripts/bench.sh '$(FILTER)'
 
 check: build

@@ -9,9 +9,13 @@
 namespace qkv {
 namespace {
 
-// A feature of the support matrix: how to ask for it on top of a plain decoder layer.
+// A feature of the support matrix: how to ask for it on top of a plain decoder layer. Features of one choice exclude
+// each other.
+enum class Choice { none, keys, kv_dtype, alibi, type };
+
 struct Feature {
   const char* name;
+  Choice choice;
   std::function<void(LayerSpec&)> add;
 };
 
@@ -20,43 +24,28 @@ void and_mask(LayerSpec& spec, const Mask& mask) { spec.mask = spec.effective_ma
 
 const std::vector<Feature>& features() {
   static const std::vector<Feature> list = {
-      {"paged cache", [](LayerSpec& s) { s.cache = CacheSpec{16}; }},
-      {"page size 1", [](LayerSpec& s) { s.cache = CacheSpec{1}; }},
-      {"dense keys", [](LayerSpec& s) { s.cache.reset(); }},
-      {"f16 cache", [](LayerSpec& s) { s.kv_dtype = DType::f16; }},
-      {"bf16 cache", [](LayerSpec& s) { s.kv_dtype = DType::bf16; }},
-      {"bf16 output", [](LayerSpec& s) { s.output_dtype = DType::bf16; }},
-      {"fp8 cache", [](LayerSpec& s) { s.kv_dtype = DType::f8e4m3; }},
-      {"one KV head", [](LayerSpec& s) { s.num_kv_heads = 1; }},
-      {"head_dim 72", [](LayerSpec& s) { s.head_dim = 72; }},
-      {"head_dim_v 512", [](LayerSpec& s) { s.head_dim_v = 512; }},
-      {"window", [](LayerSpec& s) { and_mask(s, mask::window(127, 0)); }},
-      {"per-request causal", [](LayerSpec& s) { and_mask(s, mask::per_request_causal()); }},
-      {"prefix-LM", [](LayerSpec& s) { and_mask(s, mask::prefix_lm()); }},
-      {"R-SWA", [](LayerSpec& s) { and_mask(s, mask::rswa(128)); }},
-      {"document mask", [](LayerSpec& s) { and_mask(s, mask::document()); }},
-      {"token tree", [](LayerSpec& s) { and_mask(s, mask::tree()); }},
-      {"softcap", [](LayerSpec& s) { s.softcap = 30; }},
-      {"ALiBi",
-       [](LayerSpec& s) {
-         if (!s.alibi_per_request) s.alibi_slopes.assign(s.num_q_heads, 0.5F);
-       }},
-      {"ALiBi per request",
-       [](LayerSpec& s) {
-         s.alibi_per_request = true;
-         s.alibi_slopes.clear();
-       }},
-      {"sinks", [](LayerSpec& s) { s.sinks.assign(s.num_q_heads, 0.0F); }},
-      {"encoder",
-       [](LayerSpec& s) {
-         s.type = AttentionType::encoder_only;
-         s.mask.reset();
-       }},
-      {"cross attention",
-       [](LayerSpec& s) {
-         s.type = AttentionType::encoder_decoder;
-         s.mask.reset();
-       }},
+      {"paged cache", Choice::keys, [](LayerSpec& s) { s.cache = CacheSpec{16}; }},
+      {"page size 1", Choice::keys, [](LayerSpec& s) { s.cache = CacheSpec{1}; }},
+      {"dense keys", Choice::keys, [](LayerSpec& s) { s.cache.reset(); }},
+      {"f16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::f16; }},
+      {"bf16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::bf16; }},
+      {"bf16 output", Choice::none, [](LayerSpec& s) { s.output_dtype = DType::bf16; }},
+      {"fp8 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::f8e4m3; }},
+      {"one KV head", Choice::none, [](LayerSpec& s) { s.num_kv_heads = 1; }},
+      {"head_dim 72", Choice::none, [](LayerSpec& s) { s.head_dim = 72; }},
+      {"head_dim_v 512", Choice::none, [](LayerSpec& s) { s.head_dim_v = 512; }},
+      {"window", Choice::none, [](LayerSpec& s) { and_mask(s, mask::window(127, 0)); }},
+      {"per-request causal", Choice::none, [](LayerSpec& s) { and_mask(s, mask::per_request_causal()); }},
+      {"prefix-LM", Choice::none, [](LayerSpec& s) { and_mask(s, mask::prefix_lm()); }},
+      {"R-SWA", Choice::none, [](LayerSpec& s) { and_mask(s, mask::rswa(128)); }},
+      {"document mask", Choice::none, [](LayerSpec& s) { and_mask(s, mask::document()); }},
+      {"token tree", Choice::none, [](LayerSpec& s) { and_mask(s, mask::tree()); }},
+      {"softcap", Choice::none, [](LayerSpec& s) { s.softcap = 30; }},
+      {"ALiBi", Choice::alibi, [](LayerSpec& s) { s.alibi_slopes.assign(s.num_q_heads, 0.5F); }},
+      {"ALiBi per request", Choice::alibi, [](LayerSpec& s) { s.alibi_per_request = true; }},
+      {"sinks", Choice::none, [](LayerSpec& s) { s.sinks.assign(s.num_q_heads, 0.0F); }},
+      {"encoder", Choice::type, [](LayerSpec& s) { s.type = AttentionType::encoder_only; }},
+      {"cross attention", Choice::type, [](LayerSpec& s) { s.type = AttentionType::encoder_decoder; }},
   };
   return list;
 }
@@ -81,8 +70,9 @@ std::vector<std::string> explain(const LayerSpec& spec, Device device) {
 
 std::string support_matrix(DeviceKind device) {
   const auto& all = features();
-  std::string text = fmt::format("Features in pairs on {} (Y works, R refused when the layer is created):\n\n",
-                                 device == DeviceKind::cpu ? "cpu" : "cuda");
+  std::string text =
+      fmt::format("Features in pairs on {} (Y works, R refused when the layer is created, - one or the other):\n\n",
+                  device == DeviceKind::cpu ? "cpu" : "cuda");
   text += fmt::format("{:<22}", "");
   for (size_t column = 0; column < all.size(); ++column) text += fmt::format("{:>3}", column + 1);
   text += '\n';
@@ -90,6 +80,10 @@ std::string support_matrix(DeviceKind device) {
   for (size_t row = 0; row < all.size(); ++row) {
     text += fmt::format("{:>2} {:<19}", row + 1, all[row].name);
     for (size_t column = 0; column <= row; ++column) {
+      if (row != column && all[row].choice != Choice::none && all[row].choice == all[column].choice) {
+        text += "  -";
+        continue;
+      }
       LayerSpec spec = plain_layer();
       all[column].add(spec);
       all[row].add(spec);
