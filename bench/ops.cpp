@@ -46,6 +46,35 @@ void add_merge(Suite& suite, int32_t num_states) {
   });
 }
 
+// Planning, in requests a second: what a step pays before its first layer.
+void add_plan(Suite& suite, const std::string& name, int32_t num_requests, int32_t keys, const Mask& mask) {
+  suite.add_case("plan " + name, "krequest/s", [=] {
+    struct Inputs {
+      std::vector<int32_t> query_start_loc = {0}, seq_lens, block_table;
+    };
+    auto inputs = std::make_shared<Inputs>();
+    const int32_t num_pages = (keys + 15) / 16;
+    for (int32_t r = 0; r < num_requests; ++r) {
+      inputs->query_start_loc.push_back(r + 1);
+      inputs->seq_lens.push_back(keys);
+      for (int32_t i = 0; i < num_pages; ++i) inputs->block_table.push_back(i);
+    }
+    LayerSpec layer;
+    layer.num_q_heads = 32;
+    layer.num_kv_heads = 8;
+    layer.head_dim = 128;
+    layer.cache = CacheSpec{16};
+    layer.mask = mask;
+    auto attention = std::make_shared<Attention>(layer);
+    Batch batch;
+    batch.query_start_loc = Tensor::of(inputs->query_start_loc, {num_requests + 1});
+    batch.seq_lens = Tensor::of(inputs->seq_lens, {num_requests});
+    batch.block_table = Tensor::of(inputs->block_table, {num_requests, num_pages});
+    return std::vector<Contestant>{
+        {"qkv", num_requests * 1e-3, [inputs, attention, batch] { attention->plan(batch); }}};
+  });
+}
+
 }  // namespace
 }  // namespace qkv::bench
 
@@ -58,5 +87,8 @@ int main(int argc, char** argv) {
   add_cache_write(suite, DType::f32, DType::f16);
   add_merge(suite, 2);
   add_merge(suite, 8);
+  add_plan(suite, "256x8k causal", 256, 8192, mask::causal());
+  add_plan(suite, "4096x1k causal", 4096, 1024, mask::causal());
+  add_plan(suite, "16x128k window 128", 16, 131072, mask::sliding_window(128));
   return suite.run(argc, argv);
 }

@@ -1,5 +1,4 @@
 // Skipping is effective: what a planner reads of the built-in masks is as short as the mask allows.
-#include <chrono>
 
 #include "scene_of.hpp"
 
@@ -26,13 +25,11 @@ TEST(Segments, windowed_decode_reads_one_short_run) {
   EXPECT_EQ(segments_of(mask::causal() & mask::sliding_window(128), scene_of(1, 131071), 0, 1), shifted);
 }
 
-TEST(Segments, windowed_decode_takes_few_steps) {
+TEST(Segments, windowed_decode_at_two_billion_keys) {
   const Mask mask = mask::causal() & mask::sliding_window(128);
   const MaskScene scene = scene_of(1, 2000000000);
-  const auto begin = std::chrono::steady_clock::now();
+  // 15 million tiles; `bench/ops` measures how long they take.
   EXPECT_EQ(segments_of(mask, scene, 0, 1).size(), 1u);
-  // 15 million tiles: one by one they would take most of a second.
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(200));
 }
 
 TEST(Segments, rswa_reads_the_prefix_and_the_window) {
@@ -95,15 +92,13 @@ TEST(Segments, tree_context_is_full) {
   EXPECT_EQ(segments_of(mask::tree(), scene, 0, 64), expected);
 }
 
-TEST(Segments, operands_of_single_keys_are_read_once) {
+TEST(Segments, other_documents_among_four_million_keys_are_skipped) {
   constexpr int32_t kLength = 1 << 22;
   const std::vector<int32_t> documents(kLength, 0);
   const std::vector<int32_t> own{1};
   const MaskScene scene =
       scene_of(1, kLength, {{"query_document", view_of(own)}, {"key_document", view_of(documents)}});
-  const auto begin = std::chrono::steady_clock::now();
   EXPECT_TRUE(segments_of(mask::document(), scene, 0, 1).empty());
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
 }
 
 TEST(TileClass, tiles_without_pairs_are_empty) {
