@@ -27,7 +27,7 @@ build:
 demo:
 	@scripts/setup.sh build python demo
 	@scripts/package.sh
-	@.venv/bin/python examples/generate.py
+	@.venv/bin/python examples/generate.py --verify
 
 test:
 	@scripts/setup.sh build bench lint python
