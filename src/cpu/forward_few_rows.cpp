@@ -17,8 +17,9 @@ namespace qkv::cpu {
 namespace HWY_NAMESPACE {
 #if QKV_TARGET_HAS_VECTORS
 
-// Tokens between a load and its prefetch: two to three pages of 16.
-inline constexpr int32_t kAheadTokens = 40;
+// Tokens between a load and its prefetch: one to two pages of 16. To L2, since rows whose stride is a power of two (all
+// heads of a token side by side) fall into few L1 sets and would push each other out.
+inline constexpr int32_t kAheadTokens = 24;
 inline constexpr int32_t kAccumulators = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 8 : 16;
 
 struct FewRowsScratch {
@@ -185,7 +186,7 @@ class FewRows {
       for (int32_t i = 0; i < kKeys; ++i) {
         keys[i] = keys_[HWY_MIN(key + i, count_ - 1)];
         if (key + i + kAheadTokens < count_ + ahead_) {
-          prefetch_row(keys_[key + i + kAheadTokens], task_.head_dim * static_cast<int32_t>(sizeof(T)));
+          prefetch_row_to_l2(keys_[key + i + kAheadTokens], task_.head_dim * static_cast<int32_t>(sizeof(T)));
         }
       }
       for (int32_t block = 0; block < blocks_; ++block) {
@@ -343,7 +344,7 @@ class FewRows {
     const int32_t left = task_.head_dim_v - d;
     const int32_t row_bytes = task_.head_dim_v * static_cast<int32_t>(sizeof(T));
     for (int32_t key = 0; key < count; ++key) {
-      if (key + kAheadTokens < known) prefetch_row(values[key + kAheadTokens], row_bytes);
+      if (key + kAheadTokens < known) prefetch_row_to_l2(values[key + kAheadTokens], row_bytes);
       const T* value = reinterpret_cast<const T*>(values[key]) + d;
       V column[kVectors];
       if constexpr (kVectors == 1) {

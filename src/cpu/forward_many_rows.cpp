@@ -52,7 +52,7 @@ class ManyRows {
         keys_(scratch.keys.reserve(int64_t{kTileKv} * task.head_dim)),
         values_(scratch.values.reserve(int64_t{kTileKv} * round_up(out_stride_, value_width_))),
         scores_(scratch.scores.reserve(kTileQ * kScoreStride)),
-        visible_(scratch.visible.reserve((kTileQ + 1) * kTileKv)),
+        visible_(scratch.visible.reserve(kTileQ * kTileKv)),
         keys_at_(scratch.keys_at.reserve(2 * kTileKv)),
         values_at_(scratch.values_at.reserve(2 * kTileKv)) {}
 
@@ -129,6 +129,7 @@ class ManyRows {
       hides_some = tile_class == TileClass::partial;
     }
     find_visible(hides_some);
+    find_block_ranges();
     multiply_keys();
     if (terms_.any) apply_terms();
     for (int32_t row = 0; row < tile_rows_; row += kBlockRows) update_softmax(row);
@@ -181,18 +182,22 @@ class ManyRows {
     return hn::AllTrue(I32(), hn::Eq(hn::Load(I32(), visible), hn::Zero(I32())));
   }
 
-  // The keys that any row of a block sees. What lies outside costs nothing.
-  RowMask block_range(int32_t row) const {
-    RowMask range = row_masks_[row];
-    for (int32_t r = 1; r < kBlockRows; ++r) {
-      const RowMask& other = row_masks_[row + r];
-      if (other.begin == other.end) continue;
-      if (range.begin == range.end) range = other;
-      range.begin = HWY_MIN(range.begin, other.begin);
-      range.end = HWY_MAX(range.end, other.end);
+  // The keys that any row of a block sees: what lies outside costs nothing.
+  void find_block_ranges() {
+    for (int32_t row = 0; row < tile_rows_; row += kBlockRows) {
+      RowMask range = row_masks_[row];
+      for (int32_t r = 1; r < kBlockRows; ++r) {
+        const RowMask& other = row_masks_[row + r];
+        if (other.begin == other.end) continue;
+        if (range.begin == range.end) range = other;
+        range.begin = HWY_MIN(range.begin, other.begin);
+        range.end = HWY_MAX(range.end, other.end);
+      }
+      block_ranges_[row / kBlockRows] = range;
     }
-    return range;
   }
+
+  const RowMask& block_range(int32_t row) const { return block_ranges_[row / kBlockRows]; }
 
   void multiply_keys() {
     for (int32_t panel = 0; panel < count_; panel += kPanel) {
@@ -200,7 +205,7 @@ class ManyRows {
       with_vectors((HWY_MIN(kPanel, count_ - panel) + kLanes - 1) / kLanes, [&](auto vectors) HWY_ATTR {
         for (int32_t row = 0; row < tile_rows_; row += kBlockRows) {
           if (panel == 0) prefetch_share(row_begin_ + row);
-          const RowMask range = block_range(row);
+          const RowMask& range = block_range(row);
           if (range.end <= panel || range.begin >= panel + kPanel) continue;
           multiply_store<vectors()>(query_row(row), task_.head_dim, keys, kPanel, task_.head_dim,
                                     score_row(row) + panel, kScoreStride);
@@ -233,7 +238,7 @@ class ManyRows {
   // Scores of a block to weights 2^(score - max), with the running maxima and, lane by lane, the running sums. Two
   // passes, so that the six horizontal maxima overlap.
   void update_softmax(int32_t row) {
-    const RowMask range = block_range(row);
+    const RowMask& range = block_range(row);
     if (range.begin == range.end) return;
     float base[kBlockRows];
     if (range.visible == nullptr) {
@@ -297,7 +302,7 @@ class ManyRows {
       const int32_t width = HWY_MIN(value_width_, out_stride_ - begin);
       with_vectors(width / kLanes, [&](auto vectors) HWY_ATTR {
         for (int32_t row = 0; row < tile_rows_; row += kBlockRows) {
-          const RowMask range = block_range(row);
+          const RowMask& range = block_range(row);
           if (range.begin == range.end) continue;
           multiply_accumulate<vectors()>(score_row(row) + range.begin, kScoreStride,
                                          values + int64_t{range.begin} * value_width_, value_width_,
@@ -354,6 +359,7 @@ class ManyRows {
   int32_t row_begin_ = 0;
   int32_t tile_rows_ = 0;
   RowMask row_masks_[kTileQ];
+  RowMask block_ranges_[kTileQ / kBlockRows];
   float decay_[kTileQ];
 };
 

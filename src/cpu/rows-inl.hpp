@@ -37,9 +37,6 @@ inline void find_rows(const KeyValueSource& kv, bool of_value, int32_t begin, in
 
 inline constexpr int32_t kCacheLineBytes = 64;
 
-HWY_INLINE void prefetch_row(const std::byte* row, int32_t bytes) {
-  for (int32_t offset = 0; offset < bytes; offset += kCacheLineBytes) __builtin_prefetch(row + offset, 0, 3);
-}
 HWY_INLINE void prefetch_row_to_l2(const std::byte* row, int32_t bytes) {
   for (int32_t offset = 0; offset < bytes; offset += kCacheLineBytes) __builtin_prefetch(row + offset, 0, 2);
 }
