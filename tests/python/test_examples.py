@@ -1,5 +1,6 @@
 """The examples run as the documents show them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -11,8 +12,12 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+# One thread each: numpy's threads wait for each other by spinning, which is slow where other work runs beside the tests.
+ENVIRONMENT = os.environ | {"OPENBLAS_NUM_THREADS": "1", "QKV_THREADS": "1"}
+
+
 def run(*arguments):
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=600)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=600, env=ENVIRONMENT)
 
 
 def test_quickstart_prints_a_small_error():
