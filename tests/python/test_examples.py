@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-# One thread each: numpy's threads wait for each other by spinning, which is slow where other work runs beside the tests.
+# One thread each: numpy's threads wait for each other by spinning, which is slow where other work runs beside them.
 ENVIRONMENT = os.environ | {"OPENBLAS_NUM_THREADS": "1", "QKV_THREADS": "1"}
 
 
