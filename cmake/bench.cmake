@@ -9,7 +9,7 @@ pkg_check_modules(OPENBLAS IMPORTED_TARGET openblas)  # the SGEMM that prefill i
 file(GLOB bench_support_sources CONFIGURE_DEPENDS bench/support/*.cpp)
 add_library(qkv_bench_support OBJECT ${bench_support_sources})
 target_include_directories(qkv_bench_support PUBLIC include src .)
-target_compile_options(qkv_bench_support PUBLIC -Wall -Wextra)
+target_compile_options(qkv_bench_support PUBLIC ${warnings})
 target_link_libraries(qkv_bench_support PUBLIC
   benchmark::benchmark CLI11::CLI11 nlohmann_json::nlohmann_json OpenMP::OpenMP_CXX fmt::fmt)
 if(OPENBLAS_FOUND)
