@@ -23,7 +23,7 @@ ROOMS = {
 }
 # Users of the library: the public headers and the files beside them.
 USERS = ("tools", "examples", "python")
-SUFFIXES = {".hpp", ".h", ".cpp", ".inc"}
+SUFFIXES = {".hpp", ".h", ".cpp", ".c", ".inc"}
 
 # Folders outside src/ whose files are included in double quotes; Highway's own documents write it so.
 QUOTED = {"qkv", "hwy"}
@@ -34,9 +34,13 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.M
 HIGHWAY_TARGET = re.compile(r'^[ \t]*#[ \t]*define[ \t]+HWY_TARGET_INCLUDE[ \t]+"([^"]+)"', re.MULTILINE)
 # Standard headers have neither a folder nor a suffix.
 STANDARD = re.compile(r"^[a-z_0-9]+$")
+# The C header's; it must do without C++.
+STANDARD_C = {"stddef.h", "stdint.h"}
 
 
 def why_public_header_may_not(path, own, other):
+    if path.suffix == ".h":
+        return None if other in STANDARD_C else "the C header includes <stddef.h> and <stdint.h> only"
     if own is not None:
         return None if own.startswith("qkv/") else "public headers include public headers only"
     if STANDARD.match(other) or (path.name == "dlpack.hpp" and other == "dlpack/dlpack.h"):
@@ -141,8 +145,15 @@ class BadIncludeIsCaught(unittest.TestCase):
         self.check("include/qkv/mask.hpp", "#include <dlpack/dlpack.h>\n", 1)
         self.check("include/qkv/dlpack.hpp", "#include <dlpack/dlpack.h>\n", 0)
 
+    def test_c_header(self):
+        self.check("include/qkv/qkv.h", "#include <stdint.h>\n", 0)
+        self.check("include/qkv/qkv.h", "#include <cstdint>\n", 1)
+        self.check("include/qkv/qkv.h", '#include "qkv/export.hpp"\n', 1)
+        self.check("include/qkv/mask.hpp", "#include <stdint.h>\n", 1)
+
     def test_user_reaches_inside(self):
         self.check("tools/main.cpp", '#include "core/check.hpp"\n', 1)
+        self.check("examples/page.c", '#include "core/check.hpp"\n', 1)
         self.check("tools/main.cpp", '#include "qkv/qkv.hpp"\n#include <CLI/CLI.hpp>\n', 0)
 
     def test_unknown_room(self):

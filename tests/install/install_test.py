@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 CONSUMER = Path(__file__).resolve().parent / "consumer"
+C_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "quickstart.c"
 
 
 def run(*command, env=None):
@@ -37,6 +38,8 @@ def main(build):
         env = dict(os.environ, LD_LIBRARY_PATH=str(config.parent.parent))
         if run(work / "app_pc", env=env) != printed:
             sys.exit("the program behaves differently when built with pkg-config")
+        run("cc", "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", C_EXAMPLE, "-o", work / "app_c", *flags)
+        run(work / "app_c", env=env)
 
         # The installed command finds its library by itself.
         run(prefix / "bin" / "qkv", "--help")

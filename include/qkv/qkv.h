@@ -1,0 +1,265 @@
+// The C interface: the C++ interface under the same names, for engines written in C, Rust, Go, Zig. See docs/c_api.md.
+//
+// - A call returns QKV_OK, or a code; the sentence is then kept for the thread: qkv_last_error_message().
+// - A tensor pointer may be NULL where the tensor may be left out: NULL and a tensor of rank 0 mean "not given".
+// - Text goes into a buffer of the caller's: at most `capacity` bytes, the final 0 included, and *needed (if not NULL)
+//   is what the whole text needs. A text cut short is no error. NULL with capacity 0 only asks for the size.
+// - Enumerations are int32_t and truth values are int32_t 0 or 1, so that no compiler decides on the layout.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+// The same line as in export.hpp: this header includes no C++.
+#define QKV_EXPORT __attribute__((visibility("default")))
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// --- status ---------------------------------------------------------------------------------------------------------
+
+typedef int32_t qkv_status;
+enum {
+  QKV_OK = 0,
+  QKV_INVALID_ARGUMENT = 1,  // a value that no call accepts; also a NULL where something is needed
+  QKV_MISMATCH = 2,          // two arguments that do not belong together
+  QKV_UNSUPPORTED = 3,       // a sensible request that this build or device does not do
+  QKV_UNAVAILABLE = 4,       // a device, library or file that is not there
+  QKV_INTERNAL = 5,          // a broken invariant of the library: please report it
+  QKV_OUT_OF_MEMORY = 100
+};
+
+// "ok", "invalid_argument", …; "unknown" for a number that is none of them. Never NULL.
+QKV_EXPORT const char* qkv_status_name(qkv_status status);
+
+// The last call of this thread that failed. The strings are never NULL, empty before the first failure, and valid until
+// the thread's next failure; calls that succeed leave them alone.
+QKV_EXPORT qkv_status qkv_last_error_status(void);
+QKV_EXPORT const char* qkv_last_error_message(void);  // "argument: got VALUE; allowed: ALLOWED" on one line
+QKV_EXPORT const char* qkv_last_error_argument(void);
+QKV_EXPORT const char* qkv_last_error_value(void);
+QKV_EXPORT const char* qkv_last_error_allowed(void);
+
+// --- tensors --------------------------------------------------------------------------------------------------------
+
+typedef int32_t qkv_dtype;
+enum { QKV_F32 = 0, QKV_F16 = 1, QKV_BF16 = 2, QKV_F8E4M3 = 3, QKV_I32 = 4, QKV_I64 = 5 };
+
+typedef int32_t qkv_device_kind;
+enum { QKV_CPU = 0, QKV_CUDA = 1 };
+
+typedef struct qkv_device {
+  qkv_device_kind kind;
+  int32_t index;
+} qkv_device;
+
+enum { QKV_MAX_RANK = 5 };
+
+// A strided view of memory that the caller owns. Strides count elements. All zero = not given. Tensors that a call only
+// reads are never written through.
+typedef struct qkv_tensor {
+  void* data;
+  qkv_dtype dtype;
+  qkv_device device;
+  int32_t rank;
+  int64_t shape[QKV_MAX_RANK];
+  int64_t stride[QKV_MAX_RANK];
+} qkv_tensor;
+
+// A row-major view of memory of the CPU. With a rank outside of 1 … 5 or a NULL shape, the view is one that every call
+// refuses by its rank.
+QKV_EXPORT qkv_tensor qkv_tensor_contiguous(const void* data, qkv_dtype dtype, int32_t rank, const int64_t* shape);
+
+// --- layers ---------------------------------------------------------------------------------------------------------
+// Structs with struct_size grow at their end, and 0 in a new field means what was the case before it: programs and
+// libraries of different versions understand each other. Set it to sizeof and the rest to 0, or call the init function.
+
+typedef int32_t qkv_attention_type;
+enum { QKV_DECODER = 0, QKV_ENCODER_ONLY = 1, QKV_ENCODER = 2, QKV_ENCODER_DECODER = 3 };
+
+// What a layer is; meanings and ranges as in layer.hpp. 0 is the default of all but struct_size and the sizes.
+typedef struct qkv_layer_spec {
+  size_t struct_size;
+  int32_t num_q_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t head_dim_v;  // 0 = head_dim
+  qkv_dtype query_dtype;
+  qkv_dtype kv_dtype;
+  int32_t has_output_dtype;  // 0: query_dtype
+  qkv_dtype output_dtype;
+  qkv_attention_type type;
+  int32_t has_cache;  // 0: keys and values are dense tensors
+  int32_t page_size;  // of the cache
+  const char* mask;   // text as parse_mask in mask.hpp reads it: "causal & window(127, 0)". NULL: the type's default
+  int32_t has_scale;  // 0: 1 / sqrt(head_dim)
+  float scale;
+  float softcap;              // 0 = off
+  int32_t alibi_per_request;  // slopes come with the batch
+  const float* alibi_slopes;  // [num_alibi_slopes]
+  int64_t num_alibi_slopes;   // num_q_heads; 0 = none
+  const float* sinks;         // [num_sinks]
+  int64_t num_sinks;          // num_q_heads; 0 = none
+} qkv_layer_spec;
+
+// All 0, struct_size as given, which must be the caller's sizeof(qkv_layer_spec). Nothing happens to NULL.
+QKV_EXPORT void qkv_layer_spec_init(qkv_layer_spec* spec, size_t struct_size);
+
+// Why the layer cannot run on the device, a reason a line; an empty text (*needed = 1) says that it can. A spec that
+// cannot be read, for example for its mask's text, is an error instead.
+QKV_EXPORT qkv_status qkv_explain(const qkv_layer_spec* spec, qkv_device device, char* text, size_t capacity,
+                                  size_t* needed);
+// The table of what goes with what.
+QKV_EXPORT qkv_status qkv_support_matrix(qkv_device_kind device, char* text, size_t capacity, size_t* needed);
+
+// --- masks ----------------------------------------------------------------------------------------------------------
+
+// Reads the mask and forgets it: an error says where the text goes wrong.
+QKV_EXPORT qkv_status qkv_mask_check(const char* mask);
+// The canonical text, built-ins expanded.
+QKV_EXPORT qkv_status qkv_mask_text(const char* mask, char* text, size_t capacity, size_t* needed);
+// The hash of the canonical text: the same in all processes and versions.
+QKV_EXPORT qkv_status qkv_mask_hash(const char* mask, uint64_t* hash);
+
+// The values of one operand that a mask names: i32, rank 1.
+typedef struct qkv_mask_operand {
+  const char* name;
+  qkv_tensor values;
+} qkv_mask_operand;
+
+// A bidirectional span of a request, in absolute positions, both inclusive.
+typedef struct qkv_prefix_lm_span {
+  int32_t request;
+  int32_t start;
+  int32_t end;
+} qkv_prefix_lm_span;
+
+// The operands of prefix_lm: span_start and span_end [num_tokens]; num_tokens is the last of query_start_loc.
+QKV_EXPORT qkv_status qkv_fill_prefix_lm_spans(const qkv_prefix_lm_span* spans, int64_t num_spans,
+                                               const qkv_tensor* query_start_loc, const qkv_tensor* seq_lens,
+                                               int32_t* span_start, int32_t* span_end, int64_t num_tokens);
+// The operands of tree: tree_enter and tree_leave [num_tokens], from parents [num_tokens], -1 for a root.
+QKV_EXPORT qkv_status qkv_fill_tree(const int32_t* parents, const qkv_tensor* query_start_loc, int32_t* tree_enter,
+                                    int32_t* tree_leave, int64_t num_tokens);
+
+// --- a step: attention (once a layer) -> plan (once a step) -> update_cache, forward (each layer) -------------------
+
+// One step's requests; meanings as in batch.hpp.
+typedef struct qkv_batch {
+  size_t struct_size;
+  qkv_tensor query_start_loc;             // i32 [num_requests + 1]
+  qkv_tensor seq_lens;                    // i32 [num_requests]
+  qkv_tensor block_table;                 // i32 [num_requests, max_pages]; layers with a cache
+  qkv_tensor slot_mapping;                // i64 [num_written_tokens]; for update_cache
+  const qkv_mask_operand* mask_operands;  // [num_mask_operands]
+  int64_t num_mask_operands;
+  qkv_tensor alibi_slopes;  // f32 [num_requests, num_q_heads]; layers with alibi_per_request
+} qkv_batch;
+
+QKV_EXPORT void qkv_batch_init(qkv_batch* batch, size_t struct_size);
+
+// A layer's paged cache as two views of any strides (the last axis must be contiguous).
+typedef struct qkv_kv_cache {
+  qkv_tensor key;    // kv_dtype [num_pages, page_size, num_kv_heads, head_dim]
+  qkv_tensor value;  // kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v]
+} qkv_kv_cache;
+
+// Views of one tensor [num_pages, num_kv_heads, page_size, head_dim + head_dim_v], of any strides.
+QKV_EXPORT qkv_status qkv_kv_cache_from_interleaved(const qkv_tensor* key_value, int32_t head_dim, qkv_kv_cache* cache);
+
+typedef struct qkv_attention qkv_attention;
+typedef struct qkv_plan qkv_plan;
+
+// On failure *attention is NULL, and the error's `allowed` holds all of qkv_explain's reasons. Nothing of the spec is
+// kept by address.
+QKV_EXPORT qkv_status qkv_attention_create(const qkv_layer_spec* spec, qkv_device device, qkv_attention** attention);
+QKV_EXPORT void qkv_attention_destroy(qkv_attention* attention);  // NULL is fine
+
+// The plan holds copies of the index arrays. It fits every layer whose spec differs only in sinks, slopes and scales'
+// values, and outlives the attention that made it. On failure *plan is NULL.
+QKV_EXPORT qkv_status qkv_attention_plan(const qkv_attention* attention, const qkv_batch* batch, qkv_plan** plan);
+QKV_EXPORT void qkv_plan_destroy(qkv_plan* plan);  // NULL is fine
+
+QKV_EXPORT qkv_status qkv_plan_num_requests(const qkv_plan* plan, int32_t* num_requests);
+QKV_EXPORT qkv_status qkv_plan_num_tokens(const qkv_plan* plan, int64_t* num_tokens);
+QKV_EXPORT qkv_status qkv_plan_num_work_items(const qkv_plan* plan, int64_t* num_work_items);
+QKV_EXPORT qkv_status qkv_plan_workspace_bytes(const qkv_plan* plan, int64_t* workspace_bytes);
+QKV_EXPORT qkv_status qkv_plan_dump(const qkv_plan* plan, char* text, size_t capacity, size_t* needed);
+
+// Writes the new tokens to their slots.
+//   key [>= num_slots, num_kv_heads, head_dim], value [>= num_slots, num_kv_heads, head_dim_v]: f32, f16 or bf16
+QKV_EXPORT qkv_status qkv_attention_update_cache(const qkv_attention* attention, const qkv_tensor* key,
+                                                 const qkv_tensor* value, const qkv_kv_cache* cache,
+                                                 const qkv_plan* plan);
+// Layers with a cache. query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
+// lse f32 [num_q_heads, >= num_tokens] or NULL.
+QKV_EXPORT qkv_status qkv_attention_forward(const qkv_attention* attention, const qkv_tensor* query,
+                                            const qkv_kv_cache* cache, const qkv_plan* plan, const qkv_tensor* out,
+                                            const qkv_tensor* lse);
+// Layers without one. key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v.
+QKV_EXPORT qkv_status qkv_attention_forward_dense(const qkv_attention* attention, const qkv_tensor* query,
+                                                  const qkv_tensor* key, const qkv_tensor* value, const qkv_plan* plan,
+                                                  const qkv_tensor* out, const qkv_tensor* lse);
+
+// --- single calls ---------------------------------------------------------------------------------------------------
+
+// As in ops.hpp.
+typedef struct qkv_varlen_arguments {
+  size_t struct_size;
+  qkv_tensor query;
+  qkv_tensor key;  // dense or, with block_table, pages
+  qkv_tensor value;
+  qkv_tensor query_start_loc;
+  qkv_tensor seq_lens;
+  qkv_tensor block_table;
+  const char* mask;  // NULL: everything is visible
+  const qkv_mask_operand* mask_operands;
+  int64_t num_mask_operands;
+  int32_t has_scale;  // 0: 1 / sqrt(head_dim)
+  float scale;
+  float softcap;
+  qkv_tensor alibi_slopes;  // f32 [num_q_heads] or [num_requests, num_q_heads]
+  qkv_tensor sinks;         // f32 [num_q_heads]
+  qkv_tensor out;
+  qkv_tensor lse;
+} qkv_varlen_arguments;
+
+QKV_EXPORT void qkv_varlen_arguments_init(qkv_varlen_arguments* arguments, size_t struct_size);
+QKV_EXPORT qkv_status qkv_varlen_attention(const qkv_varlen_arguments* arguments);
+
+// A partial result over some keys.
+typedef struct qkv_state {
+  qkv_tensor out;  // [num_tokens, num_heads, head_dim_v]
+  qkv_tensor lse;  // f32 [num_heads, num_tokens]
+} qkv_state;
+
+// Joins states over disjoint keys in the order given. lse may be NULL.
+QKV_EXPORT qkv_status qkv_merge_states(const qkv_state* states, int64_t num_states, const qkv_tensor* out,
+                                       const qkv_tensor* lse);
+// From an LSE in base 2 to the natural one, in place.
+QKV_EXPORT qkv_status qkv_lse_from_lse2(const qkv_tensor* lse);
+// Writes tokens to slots without a plan. slot_mapping: i64 [num_slots].
+QKV_EXPORT qkv_status qkv_cache_write(const qkv_tensor* key, const qkv_tensor* value, const qkv_kv_cache* cache,
+                                      const qkv_tensor* slot_mapping);
+
+// --- the library ----------------------------------------------------------------------------------------------------
+
+QKV_EXPORT const char* qkv_version(void);
+// Version, instruction sets, threads and environment, a line each.
+QKV_EXPORT qkv_status qkv_info(char* text, size_t capacity, size_t* needed);
+
+// 0 = QKV_THREADS, else all that the process may use.
+QKV_EXPORT qkv_status qkv_set_num_threads(int32_t num_threads);
+QKV_EXPORT qkv_status qkv_num_threads(int32_t* num_threads);
+
+// The host's own thread pool: `run` must call body(body_context, i) once for each i in [0, n), in any order, on any
+// threads, and return when all are done. body never fails and never throws. A NULL `run` restores OpenMP. `context`
+// must stay valid until another pool is set and no call runs.
+typedef void (*qkv_body)(void* body_context, int64_t i);
+typedef void (*qkv_parallel_for)(void* context, int64_t n, qkv_body body, void* body_context);
+QKV_EXPORT qkv_status qkv_set_parallel_for(qkv_parallel_for run, void* context);
+
+#ifdef __cplusplus
+}
+#endif
