@@ -21,6 +21,9 @@ namespace HWY_NAMESPACE {
 // Rows of scores are padded so that the rows of a block do not fall into the same L1 sets.
 inline constexpr int32_t kScoreStride = kTileKv + 16;
 static_assert(kTileQ % kBlockRows == 0);
+// Scores that the softmax takes at once, in four independent chains.
+inline constexpr int32_t kStep = 4 * kLanes;
+static_assert(kTileKv % kStep == 0);
 
 // The keys of the current tile that a row sees.
 struct RowMask {
@@ -175,6 +178,7 @@ class ManyRows {
     int32_t end = kTileKv;
     while (begin < end && sees_none(visible + begin)) begin += kLanes;
     while (begin < end && sees_none(visible + end - kLanes)) end -= kLanes;
+    if (begin == end) return {visible, 0, 0};
     return {visible, begin, HWY_MIN(end, count_)};
   }
 
@@ -202,15 +206,16 @@ class ManyRows {
   void multiply_keys() {
     for (int32_t panel = 0; panel < count_; panel += kPanel) {
       const float* keys = keys_ + int64_t{panel} * task_.head_dim;
-      with_vectors((HWY_MIN(kPanel, count_ - panel) + kLanes - 1) / kLanes, [&](auto vectors) HWY_ATTR {
-        for (int32_t row = 0; row < tile_rows_; row += kBlockRows) {
-          if (panel == 0) prefetch_share(row_begin_ + row);
-          const RowMask& range = block_range(row);
-          if (range.end <= panel || range.begin >= panel + kPanel) continue;
+      for (int32_t row = 0; row < tile_rows_; row += kBlockRows) {
+        if (panel == 0) prefetch_share(row_begin_ + row);
+        const RowMask& range = block_range(row);
+        if (range.end <= panel || range.begin >= panel + kPanel) continue;
+        const int32_t count = HWY_MIN(kPanel, range.end - panel);
+        with_vectors((count + kLanes - 1) / kLanes, [&](auto vectors) HWY_ATTR {
           multiply_store<vectors()>(query_row(row), task_.head_dim, keys, kPanel, task_.head_dim,
                                     score_row(row) + panel, kScoreStride);
-        }
-      });
+        });
+      }
     }
   }
 
@@ -240,14 +245,16 @@ class ManyRows {
   void update_softmax(int32_t row) {
     const RowMask& range = block_range(row);
     if (range.begin == range.end) return;
+    if (range.visible == nullptr) return update_softmax_as<false>(row, 0, kTileKv);
+    update_softmax_as<true>(row, range.begin / kStep * kStep, round_up(range.end, kStep));
+  }
+
+  // Keys outside [begin, end) are hidden from the whole block: they would add zeros.
+  template <bool kMasked>
+  HWY_INLINE void update_softmax_as(int32_t row, int32_t begin, int32_t end) {
     float base[kBlockRows];
-    if (range.visible == nullptr) {
-      for (int r = 0; r < kBlockRows; ++r) base[r] = update_max<false>(row + r);
-      for (int r = 0; r < kBlockRows; ++r) update_sum<false>(row + r, base[r]);
-    } else {
-      for (int r = 0; r < kBlockRows; ++r) base[r] = update_max<true>(row + r);
-      for (int r = 0; r < kBlockRows; ++r) update_sum<true>(row + r, base[r]);
-    }
+    for (int r = 0; r < kBlockRows; ++r) base[r] = update_max<kMasked>(row + r, begin, end);
+    for (int r = 0; r < kBlockRows; ++r) update_sum<kMasked>(row + r, begin, end, base[r]);
   }
 
   template <bool kMasked>
@@ -260,11 +267,10 @@ class ManyRows {
 
   // Returns what is subtracted from the row's scores.
   template <bool kMasked>
-  HWY_INLINE float update_max(int32_t row) {
-    constexpr int32_t kStep = 4 * kLanes;
+  HWY_INLINE float update_max(int32_t row, int32_t begin, int32_t end) {
     V max[4];
-    for (int i = 0; i < 4; ++i) max[i] = score<kMasked>(row, i * kLanes);
-    for (int32_t key = kStep; key < kTileKv; key += kStep) {
+    for (int i = 0; i < 4; ++i) max[i] = score<kMasked>(row, begin + i * kLanes);
+    for (int32_t key = begin + kStep; key < end; key += kStep) {
       for (int i = 0; i < 4; ++i) max[i] = hn::Max(max[i], score<kMasked>(row, key + i * kLanes));
     }
     const V tile_max = hn::MaxOfLanes(F32(), hn::Max(hn::Max(max[0], max[1]), hn::Max(max[2], max[3])));
@@ -279,10 +285,9 @@ class ManyRows {
   }
 
   template <bool kMasked>
-  HWY_INLINE void update_sum(int32_t row, float base) {
-    constexpr int32_t kStep = 4 * kLanes;
+  HWY_INLINE void update_sum(int32_t row, int32_t begin, int32_t end, float base) {
     V sum[4] = {hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32()), hn::Zero(F32())};
-    for (int32_t key = 0; key < kTileKv; key += kStep) {
+    for (int32_t key = begin; key < end; key += kStep) {
       for (int i = 0; i < 4; ++i) {
         const V weight = exp2_nonpositive(hn::Sub(score<kMasked>(row, key + i * kLanes), set(base)));
         sum[i] = hn::Add(sum[i], weight);
@@ -316,6 +321,7 @@ class ManyRows {
   void multiply_visible_values() {
     for (int32_t row = 0; row < tile_rows_; ++row) {
       const RowMask& mask = row_masks_[row];
+      if (mask.begin == mask.end) continue;
       for (int32_t d = 0; d < out_stride_; d += kLanes) {
         const float* values = values_ + int64_t{d / value_width_ * value_width_} * kTileKv + d % value_width_;
         V sum = hn::Zero(F32());
