@@ -1,12 +1,12 @@
 // The definition of a forward task, loop by loop in float64: scores, softcap, ALiBi, mask, softmax with the sink, mean.
 // Both kernels of every instruction set must equal it within rounding. Slow on purpose.
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
 #include <limits>
 #include <vector>
 
+#include "core/float16.hpp"
 #include "cpu/kernels.hpp"
 
 namespace qkv::cpu {
@@ -14,59 +14,12 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-template <class T>
-T read(const std::byte* at) {
-  T value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
-
-double load_f16(uint16_t bits) {
-  const double sign = (bits & 0x8000) != 0 ? -1 : 1;
-  const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
-  if (exponent == 31) return fraction != 0 ? std::numeric_limits<double>::quiet_NaN() : sign * kInfinity;
-  return sign * (exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25));
-}
-
 double load(DType dtype, const std::byte* row, int32_t index) {
-  if (dtype == DType::f32) return read<float>(row + 4 * index);
-  const auto bits = read<uint16_t>(row + 2 * index);
-  return dtype == DType::f16 ? load_f16(bits) : std::bit_cast<float>(uint32_t{bits} << 16);
-}
-
-// To nearest, ties to even: `digits` bits after the leading one, exponents from min_exponent; past `largest`, infinity.
-double round_to(double value, int digits, int min_exponent, double largest) {
-  if (!std::isfinite(value) || value == 0) return value;
-  const double unit = std::ldexp(1, std::max(std::ilogb(value), min_exponent) - digits);
-  const double rounded = std::nearbyint(value / unit) * unit;
-  return std::abs(rounded) > largest ? std::copysign(kInfinity, value) : rounded;
-}
-
-uint16_t store_f16(double value) {
-  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  if (std::isnan(value)) return 0x7e00;
-  const double size = std::abs(round_to(value, 10, -14, 65504));
-  if (std::isinf(size)) return sign | 0x7c00;
-  if (size < std::ldexp(1, -14)) return sign | static_cast<uint16_t>(std::ldexp(size, 24));
-  const int exponent = std::ilogb(size);
-  return static_cast<uint16_t>(sign | ((exponent + 15) << 10) |
-                               (static_cast<int>(std::ldexp(size, 10 - exponent)) - 1024));
-}
-
-uint16_t store_bf16(double value) {
-  if (std::isnan(value)) return 0x7fc0;
-  const double largest = std::bit_cast<float>(uint32_t{0x7f7f0000});
-  return static_cast<uint16_t>(std::bit_cast<uint32_t>(static_cast<float>(round_to(value, 7, -126, largest))) >> 16);
+  return load_f32(row + index * size_bytes(dtype), dtype);
 }
 
 void store(DType dtype, std::byte* row, int32_t index, double value) {
-  if (dtype == DType::f32) {
-    const auto rounded = static_cast<float>(value);
-    std::memcpy(row + 4 * index, &rounded, 4);
-  } else {
-    const uint16_t bits = dtype == DType::f16 ? store_f16(value) : store_bf16(value);
-    std::memcpy(row + 2 * index, &bits, 2);
-  }
+  store_f32(row + index * size_bytes(dtype), dtype, static_cast<float>(value));
 }
 
 const std::byte* token_row(const KeyValueSource& kv, bool of_value, int64_t position) {
@@ -85,7 +38,8 @@ double score(const ForwardTask& task, int32_t token, int32_t head, int32_t posit
   sum *= task.scale;
   if (task.softcap > 0) sum = task.softcap * std::tanh(sum / task.softcap);
   if (task.alibi_slopes != nullptr) {
-    sum -= task.alibi_slopes[head] * std::abs(double{1} * (task.q_pos_begin() + token) - position);
+    const int64_t distance = int64_t{task.q_pos_begin()} + token - position;
+    sum -= double{task.alibi_slopes[head]} * static_cast<double>(std::abs(distance));
   }
   return sum;
 }
@@ -138,7 +92,7 @@ void compute_row(const ForwardTask& task, int32_t token, int32_t head) {
   std::byte* out = finish ? task.out + token * task.out_token_stride + head * task.out_head_stride
                           : reinterpret_cast<std::byte*>(task.state_out + row * task.head_dim_v);
   for (int32_t d = 0; d < task.head_dim_v; ++d) {
-    store(finish ? task.out_dtype : DType::f32, out, d, sum == 0 ? 0.0 : mean[d] / sum);
+    store(finish ? task.out_dtype : DType::f32, out, d, sum == 0 ? 0.0 : mean[d] / sum);  // no weight: no mean
   }
 }
 
