@@ -167,13 +167,13 @@ void qkv_varlen_arguments_init(qkv_varlen_arguments* arguments, size_t struct_si
 
 qkv_status qkv_explain(const qkv_layer_spec* spec, qkv_device device, char* text, size_t capacity, size_t* needed) {
   return guarded([&] {
-    const std::vector<std::string> reasons = explain(from_c(spec), from_c(device));
+    const std::vector<std::string> reasons = explain(from_c(spec), from_c(device, "device"));
     copy_text(fmt::format("{}", fmt::join(reasons, "\n")), text, capacity, needed);
   });
 }
 
 qkv_status qkv_support_matrix(qkv_device_kind device, char* text, size_t capacity, size_t* needed) {
-  return guarded([&] { copy_text(support_matrix(device_kind_from_c(device)), text, capacity, needed); });
+  return guarded([&] { copy_text(support_matrix(device_kind_from_c(device, "device")), text, capacity, needed); });
 }
 
 // --- masks ---
@@ -224,7 +224,7 @@ qkv_status qkv_kv_cache_from_interleaved(const qkv_tensor* key_value, int32_t he
 qkv_status qkv_attention_create(const qkv_layer_spec* spec, qkv_device device, qkv_attention** attention) {
   return guarded([&] {
     required(attention, "attention") = nullptr;
-    *attention = new qkv_attention{Attention(from_c(spec), from_c(device))};
+    *attention = new qkv_attention{Attention(from_c(spec), from_c(device, "device"))};
   });
 }
 

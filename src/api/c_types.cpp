@@ -58,12 +58,14 @@ qkv_status to_c(ErrorCode code) {
   return QKV_INTERNAL;
 }
 
-DeviceKind device_kind_from_c(qkv_device_kind kind) {
-  if (kind != QKV_CPU && kind != QKV_CUDA) refuse("device.kind", kind, "0 (cpu) or 1 (cuda)");
+DeviceKind device_kind_from_c(qkv_device_kind kind, const std::string& name) {
+  if (kind != QKV_CPU && kind != QKV_CUDA) refuse(name, kind, "0 (cpu) or 1 (cuda)");
   return static_cast<DeviceKind>(kind);
 }
 
-Device from_c(qkv_device device) { return {device_kind_from_c(device.kind), device.index}; }
+Device from_c(qkv_device device, const std::string& name) {
+  return {device_kind_from_c(device.kind, name + ".kind"), device.index};
+}
 
 Tensor from_c(const qkv_tensor& tensor, const std::string& name) {
   if (tensor.rank < 0 || tensor.rank > QKV_MAX_RANK) {
@@ -72,7 +74,7 @@ Tensor from_c(const qkv_tensor& tensor, const std::string& name) {
   Tensor result;
   result.data = tensor.data;
   result.dtype = dtype_from_c(tensor.dtype, name + ".dtype");
-  result.device = from_c(tensor.device);
+  result.device = from_c(tensor.device, name + ".device");
   result.rank = tensor.rank;
   std::copy_n(tensor.shape, QKV_MAX_RANK, result.shape.begin());
   std::copy_n(tensor.stride, QKV_MAX_RANK, result.stride.begin());

@@ -65,8 +65,8 @@ void init_sized(Struct* given, size_t size) {
   std::memcpy(static_cast<void*>(given), &size, sizeof size);
 }
 
-Device from_c(qkv_device device);
-DeviceKind device_kind_from_c(qkv_device_kind kind);
+DeviceKind device_kind_from_c(qkv_device_kind kind, const std::string& name);
+Device from_c(qkv_device device, const std::string& name);
 Tensor from_c(const qkv_tensor& tensor, const std::string& name);
 // NULL is a tensor that is not given.
 Tensor from_c(const qkv_tensor* tensor, const std::string& name);

@@ -127,11 +127,15 @@ TEST(c_api, interleaved_cache_views_are_those_of_cpp) {
   const Tensor key_value = view(pages, {3, 2, 16, 20});
   const KvCache expected = KvCache::from_interleaved(key_value, 12);
   const int64_t shape[] = {3, 2, 16, 20};
-  const qkv_tensor c_key_value = qkv_tensor_contiguous(pages.data(), QKV_F32, 4, shape);
+  qkv_tensor c_key_value = qkv_tensor_contiguous(pages.data(), QKV_F32, 4, shape);
+  c_key_value.device = {QKV_CUDA, 1};  // views know no device: they keep it
   qkv_kv_cache cache{};
   expect_ok(qkv_kv_cache_from_interleaved(&c_key_value, 12, &cache));
   EXPECT_EQ(cache.key.data, expected.key.data);
   EXPECT_EQ(cache.value.data, expected.value.data);
+  EXPECT_EQ(cache.value.device.kind, QKV_CUDA);
+  EXPECT_EQ(cache.value.device.index, 1);
+  EXPECT_EQ(cache.value.rank, 4);
   EXPECT_TRUE(std::equal(expected.value.shape.begin(), expected.value.shape.end(), cache.value.shape));
   EXPECT_TRUE(std::equal(expected.value.stride.begin(), expected.value.stride.end(), cache.value.stride));
 }

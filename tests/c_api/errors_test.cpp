@@ -228,7 +228,7 @@ TEST(c_api_errors, unknown_enumerators_are_refused) {
   qkv_attention* attention = nullptr;
   expect_failed(qkv_attention_create(&spec.spec, {7, 0}, &attention), QKV_INVALID_ARGUMENT, "device.kind");
   expect_failed(qkv_attention_create(&spec.spec, {QKV_CUDA, 0}, &attention), QKV_UNSUPPORTED, "device");
-  expect_failed(qkv_support_matrix(-1, nullptr, 0, nullptr), QKV_INVALID_ARGUMENT, "device.kind");
+  expect_failed(qkv_support_matrix(-1, nullptr, 0, nullptr), QKV_INVALID_ARGUMENT, "device");
 }
 
 TEST(c_api_errors, tensors_without_a_sensible_rank_are_refused) {
@@ -242,6 +242,16 @@ TEST(c_api_errors, tensors_without_a_sensible_rank_are_refused) {
   expect_failed(qkv_lse_from_lse2(&tensor), QKV_INVALID_ARGUMENT, "lse.rank");
   tensor = qkv_tensor_contiguous(data.data(), 17, 1, shape);
   expect_failed(qkv_lse_from_lse2(&tensor), QKV_INVALID_ARGUMENT, "lse.dtype");
+}
+
+TEST(c_api_errors, tensors_of_other_devices_are_refused) {
+  const std::vector<float> data(8);
+  qkv_tensor tensor = to_c(view(data, {8}));
+  tensor.device = {QKV_CUDA, 1};
+  expect_failed(qkv_lse_from_lse2(&tensor), QKV_MISMATCH, "lse");
+  EXPECT_NE(std::string(qkv_last_error_value()).find("cuda:1"), std::string::npos);
+  tensor.device = {5, 0};
+  expect_failed(qkv_lse_from_lse2(&tensor), QKV_INVALID_ARGUMENT, "lse.device.kind");
 }
 
 // --- structs of other versions ---
@@ -266,6 +276,9 @@ TEST(c_api_errors, fields_past_an_older_struct_are_not_read) {
   std::memset(reinterpret_cast<char*>(&spec.spec) + spec.spec.struct_size, 0xFF,
               sizeof spec.spec - spec.spec.struct_size);
   expect_ok(create(&spec.spec));
+  std::vector<char> older(spec.spec.struct_size);  // its bytes and no more: AddressSanitizer watches the end
+  std::memcpy(older.data(), &spec.spec, older.size());
+  expect_ok(create(reinterpret_cast<const qkv_layer_spec*>(older.data())));
 }
 
 TEST(c_api_errors, fields_of_a_newer_struct_must_be_zero) {
