@@ -7,7 +7,8 @@ digest=$(find include src python cmake CMakeLists.txt pyproject.toml -type f -no
 stamp=.venv/installed-qkv
 if [ "$(cat $stamp 2>/dev/null)" = "$digest" ]; then exit; fi
 
-# Warnings as errors, as in the presets: the same command lines, so that ccache has the objects already.
+# The presets' compiler and warnings as errors: with the same command lines, ccache has the objects already.
+export CC=${CC:-cc} CXX=${CXX:-c++}
 step "Build and install the Python package" package .venv/bin/python -m pip install --disable-pip-version-check \
   --no-build-isolation --no-deps --config-settings=build-dir=build/python \
   --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON .

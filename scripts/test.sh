@@ -18,25 +18,26 @@ count_pytest() {
   if [[ $line =~ ([0-9]+)\ skipped ]]; then skipped=$((skipped + BASH_REMATCH[1])); fi
 }
 
+# run_ctest PRESET TARGET TITLE [-DOPTION=VALUE...]
 run_ctest() {
-  local preset=$1 title=$2
-  configure "$preset" "${@:3}"
-  build "$preset"
+  local preset=$1 title=$3
+  configure "$preset" "${@:4}"
+  build "$preset" "$2"
   step "$title" "test-$preset" ctest --preset "$preset" --parallel "$JOBS" --no-tests=error
   count_ctest "test-$preset"
 }
 
 test_release() {
   # The benchmarks are compiled here too, so that they do not rot.
-  run_ctest release "Test C++, the arrows between rooms, and an installed copy" -DQKV_BENCH=ON
+  run_ctest release all "Test C++, the arrows between rooms, and an installed copy" -DQKV_BENCH=ON
 }
 test_python() {
   scripts/package.sh
   step "Test Python" test-python .venv/bin/python -m pytest -q tests/python
   count_pytest test-python
 }
-test_asan() { run_ctest asan "Test C++ under AddressSanitizer and UndefinedBehaviorSanitizer"; }
-test_tsan() { run_ctest tsan "Test what uses threads under ThreadSanitizer"; }
+test_asan() { run_ctest asan all "Test C++ under AddressSanitizer and UndefinedBehaviorSanitizer"; }
+test_tsan() { run_ctest tsan thread_tests "Test what uses threads under ThreadSanitizer"; }
 
 case ${1:-all} in
   all) test_release; test_python; scripts/lint.sh; test_asan; test_tsan ;;
