@@ -27,7 +27,7 @@ using tools::OwnedTensor;
 
 // All that a case's calls write: out and lse with guard words and padding rows, and the cache's pages.
 struct Written {
-  explicit Written(const Case& c)
+  explicit Written(const Case& c)  // the data keeps the case by address
       : data(c),
         out(c.layer.out_dtype(), {data.num_tokens + c.extra_rows, c.layer.num_q_heads, c.layer.value_dim()}),
         lse(DType::f32, {c.layer.num_q_heads, data.num_tokens + c.extra_rows}) {}
@@ -141,7 +141,8 @@ TEST(c_api, interleaved_cache_views_are_those_of_cpp) {
 }
 
 TEST(c_api, varlen_attention_has_the_bits_of_cpp) {
-  Written w(case_of(4, 2, 32, {9, 1}, {9, 20}, false)), c(case_of(4, 2, 32, {9, 1}, {9, 20}, false));
+  const Case two_requests = case_of(4, 2, 32, {9, 1}, {9, 20}, false);
+  Written w(two_requests), c(two_requests);
   const Batch batch = w.data.batch();
   const std::vector<int32_t> causal = {1, 0};
   const std::vector<float> slopes = {0.1F, 0.2F, 0.3F, 0.4F}, sinks = {0, 1, 2, 3};
