@@ -87,8 +87,8 @@ HWY_INLINE void load_pair(const hwy::bfloat16_t* p, V& first, V& second) {
 
 // max(limit, x), and NaN where x is NaN.
 HWY_INLINE V at_least(V limit, V x) {
-#if HWY_ARCH_X86 || HWY_ARCH_ARM
-  return hn::Max(limit, x);  // x86 returns its second operand if either is NaN; Arm returns the NaN
+#if HWY_ARCH_X86
+  return hn::Max(limit, x);  // returns its second operand if either is NaN
 #else
   return hn::IfThenElse(hn::Lt(x, limit), limit, x);
 #endif
