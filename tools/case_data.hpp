@@ -54,7 +54,8 @@ void store(const Tensor& tensor, std::initializer_list<int64_t> index, float val
 float load(const Tensor& tensor, std::initializer_list<int64_t> index);
 
 struct CaseData {
-  explicit CaseData(const Case& c);
+  explicit CaseData(const Case& c);  // keeps a reference: the case must outlive its data
+  explicit CaseData(Case&&) = delete;
 
   Batch batch() const;
   KvCache cache();  // of layers with a cache
