@@ -15,11 +15,17 @@ update_cache and forward (once a layer). With --verify, every step is computed a
 """
 
 import argparse
+import os
 import sys
 import textwrap
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+# Threads that wait by spinning starve each other when numpy's and qkv's take turns, the more so on a busy machine. Must
+# be set before either is loaded. On many idle cores, OPENBLAS_NUM_THREADS=<cores> in the environment is faster.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import qkv
