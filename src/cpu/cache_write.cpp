@@ -38,7 +38,8 @@ constexpr int64_t kTokensPerTask = 64;
 void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, std::span<const int64_t> slot_mapping) {
   const auto num_slots = static_cast<int64_t>(slot_mapping.size());
   const int64_t page_size = cache.key.shape[1];
-  parallel_for((num_slots + kTokensPerTask - 1) / kTokensPerTask, [&](int64_t task) {
+  const int64_t work = num_slots * cache.key.shape[2] * (cache.key.shape[3] + cache.value.shape[3]);
+  parallel_for((num_slots + kTokensPerTask - 1) / kTokensPerTask, work, [&](int64_t task) {
     const int64_t end = std::min(num_slots, (task + 1) * kTokensPerTask);
     for (int64_t token = task * kTokensPerTask; token < end; ++token) {
       const int64_t slot = slot_mapping[token];

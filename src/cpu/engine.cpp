@@ -30,12 +30,16 @@ class Forward {
 
   void run() const {
     const ForwardKernels& kernels = forward_kernels();
-    parallel_for(static_cast<int64_t>(plan_.items.size()), [&](int64_t i) {
+    int64_t pairs = 0;
+    for (const plan::WorkItem& item : plan_.items) pairs += item.cost;
+    const int64_t work = pairs * (call_.layer.head_dim + dim_v_);
+    parallel_for(static_cast<int64_t>(plan_.items.size()), work, [&](int64_t i) {
       const plan::WorkItem& item = plan_.items[i];
       const ForwardTask task = make_task(item);
       (item.few_rows ? kernels.few_rows : kernels.many_rows)(task);
     });
-    parallel_for(static_cast<int64_t>(plan_.merges.size()), [&](int64_t i) { merge(plan_.merges[i]); });
+    parallel_for(static_cast<int64_t>(plan_.merges.size()), plan_.num_state_rows * dim_v_,
+                 [&](int64_t i) { merge(plan_.merges[i]); });
   }
 
  private:

@@ -70,7 +70,7 @@ void merge_states(const std::vector<State>& states, const Tensor& out, const Ten
   const auto lse_of = [](const Tensor& tensor, int64_t token, int64_t head) {
     return static_cast<float*>(tensor.data) + head * tensor.stride[0] + token * tensor.stride[1];
   };
-  parallel_for(out.shape[0], [&](int64_t token) {
+  parallel_for(out.shape[0], out.num_elements() * static_cast<int64_t>(states.size()), [&](int64_t token) {
     std::vector<StateRow> rows(states.size());
     for (int64_t head = 0; head < num_heads; ++head) {
       for (size_t s = 0; s < states.size(); ++s) {
