@@ -1,6 +1,8 @@
 """Draws the rows of a result file as bars:  plot.py RESULTS.json [...]  writes RESULTS.png beside each.
 
-A bar is the rate of qkv or of a peer as a fraction of the case's measured limit, so that cases of one suite share an axis."""
+A bar is the rate of qkv or of a peer as a fraction of the case's measured limit, so that cases of one suite share an
+axis.
+"""
 
 import json
 import pathlib
@@ -9,7 +11,7 @@ import sys
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 COLORS = ["#1b5e5a", "#c8842d", "#8a8fa3", "#b05050"]
 
@@ -17,7 +19,7 @@ COLORS = ["#1b5e5a", "#c8842d", "#8a8fa3", "#b05050"]
 def draw(path):
     rows = json.loads(path.read_text())
     rows = [row for row in rows if row["limit"] or row["peers"]]
-    names = ["qkv"] + sorted({peer for row in rows for peer in row["peers"]})
+    names = ["qkv", *sorted({peer for row in rows for peer in row["peers"]})]
     height = 0.8 / len(names)
     figure, axes = plt.subplots(figsize=(11, 0.9 + 0.34 * len(rows) * max(1, len(names) * 0.7)))
     for i, name in enumerate(names):

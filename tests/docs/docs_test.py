@@ -1,5 +1,6 @@
-"""The documents show what is: README's programs are examples/, docs/support.md is what `qkv matrix` prints, and links lead
-somewhere. Run as  docs_test.py PATH_OF_QKV  (a ctest);  with --write it renews the generated parts."""
+"""The documents show what is: README's programs are examples/, docs/support.md is what `qkv matrix` prints, and links
+lead somewhere. Run as  docs_test.py PATH_OF_QKV  (a ctest);  with --write it renews the generated parts.
+"""
 
 import pathlib
 import re
