@@ -2,7 +2,7 @@
 # Format and lint, no file exempt. With --fix it formats instead.
 source "$(dirname "$0")/steps.sh"
 
-cpp_files() { find include src tools tests bench examples python \( -name '*.[ch]pp' -o -name '*.[ch]' \) -print0; }
+cpp_files() { find include src tools tests bench examples python \( -name '*.[ch]pp' -o -name '*.[ch]' -o -name '*.cuh' \) -print0; }
 
 if [ "${1:-}" = --fix ]; then
   step "Format C++ (clang-format)" format-cpp bash -c "$(declare -f cpp_files); cpp_files | xargs -0 clang-format -i"

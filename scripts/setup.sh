@@ -11,7 +11,7 @@ for group in "$@"; do
     build) packages+=(g++ cmake ninja-build ccache pkg-config libhwy-dev libfmt-dev libpng-dev libxxhash-dev
                       libcli11-dev nlohmann-json3-dev libdlpack-dev libgtest-dev libgmock-dev) ;;
     bench) packages+=(libbenchmark-dev libopenblas-dev) ;;
-    lint) packages+=(clang-format clang-tidy) python=yes ;;
+    lint) packages+=(clang-format clang-tidy python3-venv) python=yes ;;
     python) packages+=(python3-dev python3-venv) python=yes ;;
     demo) python=yes requirements+=(scripts/requirements-demo.txt) ;;
     plot) python=yes requirements+=(scripts/requirements-bench.txt) ;;

@@ -18,12 +18,14 @@ ROOMS = {
     "spec": {"core", "mask"},
     "plan": {"core", "mask", "spec"},
     "reference": {"core", "mask"},  # never plan: a planner's mistake must not reach the oracle
+    "jit": {"core"},  # text in, kernel out: knows no word of attention
     "cpu": {"core", "mask", "plan"},
-    "api": {"core", "mask", "spec", "plan", "reference", "cpu"},
+    "cuda": {"core", "mask", "plan", "jit"},
+    "api": {"core", "mask", "spec", "plan", "reference", "jit", "cpu", "cuda"},
 }
 # Users of the library: the public headers and the files beside them.
 USERS = ("tools", "examples", "python")
-SUFFIXES = {".hpp", ".h", ".cpp", ".c", ".inc"}
+SUFFIXES = {".hpp", ".h", ".cpp", ".c", ".cuh", ".inc"}
 
 # Folders outside src/ whose files are included in double quotes; Highway's own documents write it so.
 QUOTED = {"qkv", "hwy"}
@@ -54,6 +56,8 @@ def why_room_may_not(root, path, own, other):
         return f"src/{room} is not a room; see ROOMS in this test"
     if room == "core" and inside[0] == "index":
         return None if other == "cstdint" else "src/core/index is shared with device code: only <cstdint>"
+    if room == "cuda" and inside[0] == "device":
+        return why_device_code_may_not(root, path, own, other)
     target, *rest = (own or other).split("/")
     if rest and target in ROOMS:
         allowed = {room} | ROOMS[room]
@@ -61,6 +65,17 @@ def why_room_may_not(root, path, own, other):
     if own is None or target in QUOTED:
         return None
     return "write the path from src/: room/file.hpp"
+
+
+def why_device_code_may_not(root, path, own, other):
+    """The run-time compiler gets this text without any include folder. Structs shared with the host end in .hpp."""
+    if other is not None:
+        allowed = other == "cstdint" and path.suffix == ".hpp"
+        return None if allowed else "device code includes no header but ours; <cstdint> in .hpp files"
+    places = [path.parent, root / "src/cuda/device", root / "src/core/index"]
+    if any((place / own).is_file() for place in places) or own.startswith("core/index/"):
+        return None
+    return "device code may depend on cuda/device and core/index"
 
 
 def why_user_may_not(path, own):
@@ -137,6 +152,16 @@ class BadIncludeIsCaught(unittest.TestCase):
     def test_index_includes_only_cstdint(self):
         self.check("src/core/index/page.hpp", "#include <cstdint>\n", 0)
         self.check("src/core/index/page.hpp", "#include <vector>\n", 1)
+
+    def test_device_code(self):
+        self.check("src/cuda/device/forward.cuh", '#include "forward.cuh"\n', 0)
+        self.check("src/cuda/device/forward.cuh", '#include "core/index/paging.hpp"\n', 0)
+        self.check("src/cuda/device/forward.cuh", '#include "core/checks.hpp"\n', 1)
+        self.check("src/cuda/device/forward.cuh", "#include <cstdint>\n", 1)
+        self.check("src/cuda/device/params.hpp", "#include <cstdint>\n", 0)
+
+    def test_jit_knows_no_attention(self):
+        self.check("src/jit/nvrtc.cpp", '#include "mask/emit.hpp"\n', 1)
 
     def test_public_header(self):
         self.check("include/qkv/mask.hpp", '#include <vector>\n#include "qkv/tensor.hpp"\n', 0)
