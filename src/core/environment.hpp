@@ -6,7 +6,8 @@
 
 namespace qkv {
 
-inline constexpr const char* kEnvironmentNames[] = {"QKV_FORCE", "QKV_THREADS"};
+inline constexpr const char* kEnvironmentNames[] = {"QKV_FORCE",   "QKV_LOG",   "QKV_NVRTC",
+                                                    "QKV_THREADS", "CUDA_HOME", "VIRTUAL_ENV"};
 
 // The value of one of kEnvironmentNames; nothing if unset or empty.
 std::optional<std::string> environment(const char* name);
