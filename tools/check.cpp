@@ -58,14 +58,14 @@ class CaseRun {
     const Batch batch = data_.batch();
     const Plan plan = attention_.plan(batch);
     if (layer_.cache) {
-      if (const std::string wrong = update_cache(plan); !wrong.empty()) return wrong;
+      if (std::string wrong = update_cache(plan); !wrong.empty()) return wrong;
     }
     Outputs outputs = make_outputs(case_, data_.num_tokens);
     forward(data_.query.view(), plan, 0, outputs);
     const reference::Result expected =
         layer_.cache ? reference::attention(layer_, batch, data_.query.view(), data_.cache())
                      : reference::attention(layer_, batch, data_.query.view(), data_.key.view(), data_.value.view());
-    if (const std::string wrong = compare(outputs, expected); !wrong.empty()) return wrong;
+    if (std::string wrong = compare(outputs, expected); !wrong.empty()) return wrong;
     return compare_each_request_alone(outputs);
   }
 
@@ -157,7 +157,7 @@ class CaseRun {
     }
     for (size_t r = 0; r < case_.requests.size(); ++r) {
       if (case_.requests[r].q_len == 0) continue;
-      if (const std::string wrong = compare_alone(together, r); !wrong.empty()) return wrong;
+      if (std::string wrong = compare_alone(together, r); !wrong.empty()) return wrong;
     }
     return "";
   }
@@ -256,7 +256,7 @@ void run_check(const CheckOptions& options) {
   for (int64_t i = 0; i < options.cases; ++i) {
     const Case random_case = draw_case(options.seed, options.first + i);
     if (options.verbose) fmt::print("{}: {}\n", random_case.index, describe(random_case));
-    if (const std::string wrong = failure_of(random_case); !wrong.empty()) {
+    if (std::string wrong = failure_of(random_case); !wrong.empty()) {
       ++failed;
       progress.clear();
       fmt::print("FAILED {}\n  {}\n  reproduce: qkv check --seed {} --first {} --cases 1 --verbose\n", wrong,
