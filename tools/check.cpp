@@ -256,7 +256,7 @@ void run_check(const CheckOptions& options) {
   for (int64_t i = 0; i < options.cases; ++i) {
     const Case random_case = draw_case(options.seed, options.first + i);
     if (options.verbose) fmt::print("{}: {}\n", random_case.index, describe(random_case));
-    if (std::string wrong = failure_of(random_case); !wrong.empty()) {
+    if (const std::string wrong = failure_of(random_case); !wrong.empty()) {
       ++failed;
       progress.clear();
       fmt::print("FAILED {}\n  {}\n  reproduce: qkv check --seed {} --first {} --cases 1 --verbose\n", wrong,

@@ -2,14 +2,17 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
 
 #include "check.hpp"
 #include "mask.hpp"
 #include "qkv/device.hpp"
 #include "qkv/layer.hpp"
-#include "qkv/status.hpp"
 
-int main(int argc, char** argv) {
+namespace {
+
+int run(int argc, char** argv) {
   CLI::App app("qkv: the attention layer of a serving engine.", "qkv");
   app.require_subcommand(1);
   app.set_version_flag("--version", qkv::version());
@@ -23,11 +26,17 @@ int main(int argc, char** argv) {
       ->callback([] { fmt::print("{}", qkv::support_matrix()); });
   qkv::tools::add_check_command(app);
   qkv::tools::add_mask_command(app);
+  CLI11_PARSE(app, argc, argv);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
   try {
-    CLI11_PARSE(app, argc, argv);
-  } catch (const qkv::Error& error) {
-    fmt::print(stderr, "qkv: {}\n", error.what());
+    return run(argc, argv);
+  } catch (const std::exception& error) {  // a qkv::Error, say: a value that the library refuses
+    std::fprintf(stderr, "qkv: %s\n", error.what());
     return 2;
   }
-  return 0;
 }
