@@ -30,7 +30,7 @@ demo:
 	@.venv/bin/python examples/generate.py --verify
 
 test:
-	@scripts/setup.sh build bench lint python demo
+	@scripts/setup.sh build bench lint python demo cuda
 	@scripts/test.sh all
 
 bench:

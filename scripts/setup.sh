@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, and nothing else:  scripts/setup.sh [build] [bench] [lint] [python] [demo] [plot]
+# Installs what is missing, and nothing else:  scripts/setup.sh [build] [bench] [lint] [python] [demo] [plot] [cuda]
 # Debian packages by apt-get when root, else it names the one command to run. Python packages go into .venv.
 source "$(dirname "$0")/steps.sh"
 
@@ -15,7 +15,8 @@ for group in "$@"; do
     python) packages+=(python3-dev python3-venv) python=yes ;;
     demo) python=yes requirements+=(scripts/requirements-demo.txt) ;;
     plot) python=yes requirements+=(scripts/requirements-bench.txt) ;;
-    *) echo "setup.sh: unknown group '$group'; allowed: build, bench, lint, python, demo, plot" >&2; exit 2 ;;
+    cuda) python=yes requirements+=(scripts/requirements-cuda.txt) ;;
+    *) echo "setup.sh: unknown group '$group'; allowed: build, bench, lint, python, demo, plot, cuda" >&2; exit 2 ;;
   esac
 done
 

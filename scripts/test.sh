@@ -18,12 +18,20 @@ count_pytest() {
   if [[ $line =~ ([0-9]+)\ skipped ]]; then skipped=$((skipped + BASH_REMATCH[1])); fi
 }
 
+# What fails runs once more, alone and last, so that the end of the log shows it.
+run_tests() {
+  ctest --preset "$1" --parallel "$JOBS" --no-tests=error && return
+  printf '\n--- once more, what failed:\n'
+  ctest --preset "$1" --rerun-failed || true
+  return 1
+}
+
 # run_ctest PRESET TARGET TITLE [-DOPTION=VALUE...]
 run_ctest() {
   local preset=$1 title=$3
   configure "$preset" "${@:4}"
   build "$preset" "$2"
-  step "$title" "test-$preset" ctest --preset "$preset" --parallel "$JOBS" --no-tests=error
+  step "$title" "test-$preset" run_tests "$preset"
   count_ctest "test-$preset"
 }
 
