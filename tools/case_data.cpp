@@ -78,6 +78,25 @@ OwnedTensor::OwnedTensor(DType dtype, std::initializer_list<int64_t> shape, std:
                          int64_t num_elements)
     : layout_(Tensor::strided(nullptr, dtype, shape, stride)), buffer_(num_elements, dtype) {}
 
+Placed::Placed(OwnedTensor& tensor, Device device) : tensor_(tensor), device_(device) {
+  if (device.kind == DeviceKind::cpu) return;
+  auto& bytes = tensor.buffer().bytes();
+  memory_ = DeviceMemory(device, static_cast<int64_t>(bytes.size()));
+  memory_.copy_from_host(bytes.data());
+}
+
+Tensor Placed::on_device(Tensor view) const {
+  if (device_.kind == DeviceKind::cpu || !view.is_given()) return view;
+  const auto offset = static_cast<std::byte*>(view.data) - tensor_.buffer().bytes().data();
+  view.data = static_cast<std::byte*>(memory_.data()) + offset;
+  view.device = device_;
+  return view;
+}
+
+void Placed::fetch() const {
+  if (device_.kind == DeviceKind::cuda) memory_.copy_to_host(tensor_.buffer().bytes().data());
+}
+
 void store(const Tensor& tensor, std::initializer_list<int64_t> index, float value) {
   auto* address = static_cast<std::byte*>(tensor.data) + offset_of(tensor, index) * size_bytes(tensor.dtype);
   if (tensor.dtype == DType::f32) {

@@ -9,21 +9,24 @@
 #include "cases.hpp"
 #include "qkv/attention.hpp"
 #include "qkv/batch.hpp"
+#include "qkv/cuda.hpp"
 
 namespace qkv::tools {
 
 // Memory for a tensor, filled with NaN (integers: junk), with guard words on both sides.
 class GuardedBuffer {
  public:
+  static constexpr size_t kGuardBytes = 256;
   GuardedBuffer() = default;
   GuardedBuffer(int64_t num_elements, DType dtype);
   void* data() { return bytes_.data() + kGuardBytes; }
   const void* data() const { return bytes_.data() + kGuardBytes; }
+  // Guard words included: what is copied to a device and back.
+  std::vector<std::byte>& bytes() { return bytes_; }
   bool guards_intact() const;
   bool operator==(const GuardedBuffer& other) const { return bytes_ == other.bytes_; }
 
  private:
-  static constexpr size_t kGuardBytes = 256;
   std::vector<std::byte> bytes_;
 };
 
@@ -48,6 +51,22 @@ class OwnedTensor {
   }
   Tensor layout_;
   GuardedBuffer buffer_;
+};
+
+// A tensor where the engine under test reads and writes it: the memory itself, or its copy on a GPU.
+class Placed {
+ public:
+  Placed(OwnedTensor& tensor, Device device);
+  // `view`: of the tensor, or of a part of it.
+  Tensor on_device(Tensor view) const;
+  Tensor view() const { return on_device(tensor_.view()); }
+  // Brings what the engine wrote back into the tensor.
+  void fetch() const;
+
+ private:
+  OwnedTensor& tensor_;
+  Device device_;
+  DeviceMemory memory_;
 };
 
 void store(const Tensor& tensor, std::initializer_list<int64_t> index, float value);

@@ -209,16 +209,34 @@ void draw_long_request(Draw& draw, Case& c) {
   c.requests.push_back({q_len, static_cast<int32_t>(draw.range(600, most))});
 }
 
+int32_t round_up_to_8(int32_t count) { return (count + 7) / 8 * 8; }
+
+// The GPU engine's layers: one 16-bit dtype for queries and keys, rows of whole 16-byte pieces.
+void fit_to_cuda(LayerSpec& layer) {
+  if (layer.query_dtype == DType::f32) layer.query_dtype = DType::bf16;
+  layer.kv_dtype = layer.query_dtype;
+  layer.head_dim = round_up_to_8(layer.head_dim);
+  layer.head_dim_v = round_up_to_8(layer.head_dim_v);
+}
+
 }  // namespace
 
-Case draw_case(uint64_t seed, int64_t index) {
-  Draw draw(seed, index);
+int64_t layer_number(int64_t index, DeviceKind device) {
+  constexpr int64_t kCasesOfACompiledLayer = 25;  // each layer is kernels to compile
+  return device == DeviceKind::cuda ? index / kCasesOfACompiledLayer : index;
+}
+
+Case draw_case(uint64_t seed, int64_t index, DeviceKind device) {
+  Draw draw_of_layer(seed, layer_number(index, device));
   Case c;
   c.seed = seed;
   c.index = index;
-  const bool is_long = draw.one_in(12);
-  draw_layer(draw, is_long, c);
+  const bool is_long = draw_of_layer.one_in(12);
+  draw_layer(draw_of_layer, is_long, c);
+  if (device == DeviceKind::cuda) fit_to_cuda(c.layer);
+  Draw draw(~seed, index);
   draw_layout(draw, c);
+  if (device == DeviceKind::cuda) c.layout.row_padding = round_up_to_8(c.layout.row_padding);
   draw_requests(draw, c);
   if (is_long && c.layer.type != AttentionType::encoder && c.layer.type != AttentionType::encoder_only) {
     draw_long_request(draw, c);

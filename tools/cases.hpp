@@ -51,7 +51,10 @@ struct Case {
   bool with_seq_lens = true;  // encoders may leave them out
 };
 
-Case draw_case(uint64_t seed, int64_t index);
+// `device`: the case keeps to what that engine can do.
+Case draw_case(uint64_t seed, int64_t index, DeviceKind device = DeviceKind::cpu);
+// Cases with the same number have the same layer.
+int64_t layer_number(int64_t index, DeviceKind device);
 // The case in one line of words.
 std::string describe(const Case& random_case);
 

@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <map>
+#include <thread>
 
 #include "case_data.hpp"
 #include "qkv/attention.hpp"
@@ -18,24 +19,26 @@
 namespace qkv::tools {
 namespace {
 
-// What f32 sums may lose, and what rounding the result to its dtype adds.
-constexpr double kSumTolerance = 5e-5;
+// How far a result may be from the oracle's: an absolute part for what sums lose, and a relative one for what rounding
+// the result to its dtype adds. The GPU engine also rounds the softmax's weights to the values' dtype.
+struct Tolerance {
+  double out;
+  double out_relative;
+  double lse;
+};
 
-double rounding_of(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return 0x1p-8;
-    case DType::f16:
-      return 0x1p-11;
-    default:
-      return 1e-5;
-  }
+Tolerance tolerance_of(const LayerSpec& layer, Device device) {
+  const DType out = layer.out_dtype();
+  const double rounding = out == DType::bf16 ? 0x1p-8 : out == DType::f16 ? 0x1p-11 : 1e-5;
+  if (device.kind == DeviceKind::cpu) return {5e-5, rounding, 5e-5};
+  const double of_weights = layer.kv_dtype == DType::bf16 ? 1e-2 : 2e-3;
+  return {of_weights, rounding + of_weights / 2, 1e-3};
 }
 
-bool agree(double got, double expected, double relative) {
+bool agree(double got, double expected, double absolute, double relative) {
   if (std::isnan(expected) || std::isnan(got)) return std::isnan(expected) && std::isnan(got);
   if (std::isinf(expected) || std::isinf(got)) return got == expected;
-  return !(std::fabs(got - expected) > kSumTolerance + relative * std::fabs(expected));
+  return !(std::fabs(got - expected) > absolute + relative * std::fabs(expected));
 }
 
 struct Outputs {
@@ -52,7 +55,18 @@ Outputs make_outputs(const Case& c, int64_t num_tokens) {
 
 class CaseRun {
  public:
-  explicit CaseRun(const Case& c) : case_(c), layer_(c.layer), data_(c), attention_(c.layer) {}
+  CaseRun(const Case& c, Device device)
+      : case_(c),
+        layer_(c.layer),
+        device_(device),
+        tolerance_(tolerance_of(c.layer, device)),
+        data_(c),
+        attention_(c.layer, device),
+        query_(data_.query, device),
+        key_(data_.key, device),
+        value_(data_.value, device),
+        key_pages_(data_.key_pages, device),
+        value_pages_(data_.value_pages, device) {}
 
   std::string run() {
     const Batch batch = data_.batch();
@@ -61,7 +75,7 @@ class CaseRun {
       if (std::string wrong = update_cache(plan); !wrong.empty()) return wrong;
     }
     Outputs outputs = make_outputs(case_, data_.num_tokens);
-    forward(data_.query.view(), plan, 0, outputs);
+    forward(query_.view(), plan, 0, outputs);
     const reference::Result expected =
         layer_.cache ? reference::attention(layer_, batch, data_.query.view(), data_.cache())
                      : reference::attention(layer_, batch, data_.query.view(), data_.key.view(), data_.value.view());
@@ -72,15 +86,24 @@ class CaseRun {
  private:
   // first_key: where the batch's dense keys begin.
   void forward(const Tensor& query, const Plan& plan, int64_t first_key, Outputs& outputs) {
-    const Tensor lse = case_.with_lse ? outputs.lse.view() : Tensor{};
+    const Placed out(outputs.out, device_);
+    const Placed lse(outputs.lse, device_);
     if (layer_.cache) {
-      attention_.forward(query, data_.cache(), plan, outputs.out.view(), lse);
+      attention_.forward(query, cache(), plan, out.view(), lse.view());
     } else {
-      const Tensor key = data_.key.view();
-      const Tensor value = data_.value.view();
+      const Tensor key = key_.view();
+      const Tensor value = value_.view();
       attention_.forward(query, key.slice(0, first_key, key.shape[0]), value.slice(0, first_key, value.shape[0]), plan,
-                         outputs.out.view(), lse);
+                         out.view(), lse.view());
     }
+    out.fetch();
+    if (case_.with_lse) lse.fetch();
+  }
+
+  // Interleaved caches hold keys and values in one tensor.
+  KvCache cache() {
+    const Placed& values = case_.layout.interleaved ? key_pages_ : value_pages_;
+    return {key_pages_.on_device(data_.key_cache), values.on_device(data_.value_cache)};
   }
 
   // The cache after the call must be the cache before it, with the new tokens' rows in their slots, byte for byte.
@@ -101,14 +124,15 @@ class CaseRun {
         }
       }
     }
-    attention_.update_cache(data_.key.view(), data_.value.view(), data_.cache(), plan);
+    attention_.update_cache(key_.view(), value_.view(), cache(), plan);
+    key_pages_.fetch();
+    if (!case_.layout.interleaved) value_pages_.fetch();
     const bool same = data_.key_pages.buffer() == expected.key_pages.buffer() &&
                       data_.value_pages.buffer() == expected.value_pages.buffer();
     return same ? "" : "update_cache: the cache's bytes differ from those expected";
   }
 
   std::string compare(const Outputs& outputs, const reference::Result& expected) const {
-    const double relative = rounding_of(layer_.out_dtype());
     const int64_t dim = layer_.value_dim();
     if (!outputs.out.buffer().guards_intact()) return "out: guard words overwritten";
     for (int64_t t = 0; t < data_.num_tokens; ++t) {
@@ -116,7 +140,7 @@ class CaseRun {
         for (int64_t d = 0; d < dim; ++d) {
           const double got = load(outputs.out.view(), {t, h, d});
           const double want = expected.out[(t * layer_.num_q_heads + h) * dim + d];
-          if (!agree(got, want, relative)) {
+          if (!agree(got, want, tolerance_.out, tolerance_.out_relative)) {
             return fmt::format("out[{}, {}, {}]: got {}, expected {}", t, h, d, got, want);
           }
         }
@@ -143,7 +167,8 @@ class CaseRun {
           continue;
         }
         const double want = expected.lse[h * data_.num_tokens + t];
-        if (!agree(got, want, 1e-5)) return fmt::format("lse[{}, {}]: got {}, expected {}", h, t, got, want);
+        if (!agree(got, want, tolerance_.lse, 1e-5))
+          return fmt::format("lse[{}, {}]: got {}, expected {}", h, t, got, want);
       }
     }
     return "";
@@ -186,7 +211,7 @@ class CaseRun {
       values = values.slice(0, begin, begin + count);
     }
     Outputs alone = make_outputs(case_, q_len);
-    forward(data_.query.view().slice(0, first, first + q_len), attention_.plan(batch), first_key, alone);
+    forward(query_.view().slice(0, first, first + q_len), attention_.plan(batch), first_key, alone);
 
     const size_t row_bytes =
         static_cast<size_t>(layer_.num_q_heads) * layer_.value_dim() * size_bytes(layer_.out_dtype());
@@ -209,8 +234,11 @@ class CaseRun {
 
   const Case& case_;
   const LayerSpec& layer_;
+  const Device device_;
+  const Tolerance tolerance_;
   CaseData data_;
   Attention attention_;
+  Placed query_, key_, value_, key_pages_, value_pages_;
 };
 
 // One line, rewritten in place, where somebody is looking.
@@ -244,23 +272,53 @@ struct CheckOptions {
   bool verbose = false;
 };
 
-void run_check(const CheckOptions& options) {
-  if (options.device != "cpu") {
-    throw CLI::ValidationError("--device",
-                               fmt::format("got {}; allowed: cpu, the only engine of this version", options.device));
+Device parse_device(const std::string& text) {
+  if (text == "cpu") return {};
+  if (text == "cuda") return {DeviceKind::cuda, 0};
+  throw CLI::ValidationError("--device", fmt::format("got {}; allowed: cpu, cuda", text));
+}
+
+// Creates each layer of the run once, on all cores: on a GPU, that compiles its kernels.
+void create_layers(const CheckOptions& options, Device device) {
+  std::vector<int64_t> firsts;  // a case of each layer
+  for (int64_t i = options.first; i < options.first + options.cases; ++i) {
+    const bool seen = i > options.first && layer_number(i, device.kind) == layer_number(i - 1, device.kind);
+    if (!seen) firsts.push_back(i);
   }
-  fmt::print("Checking {} random cases (seed {}) on cpu, {} on {} threads, against the float64 oracle.\n",
-             options.cases, options.seed, instruction_set_in_use(), num_threads());
+  fmt::print("Compiling the kernels of {} layers.\n", firsts.size());
+  std::atomic<size_t> next = 0;
+  std::vector<std::thread> threads;
+  for (unsigned t = 0; t < std::max(1U, std::thread::hardware_concurrency()); ++t) {
+    threads.emplace_back([&] {
+      for (size_t i = next++; i < firsts.size(); i = next++) {
+        try {
+          const Attention compiled(draw_case(options.seed, firsts[i], device.kind).layer, device);
+        } catch (const Error&) {  // the case itself will tell
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void run_check(const CheckOptions& options) {
+  const Device device = parse_device(options.device);
+  const std::string engine = device.kind == DeviceKind::cpu
+                                 ? fmt::format("cpu, {} on {} threads", instruction_set_in_use(), num_threads())
+                                 : "cuda:0";
+  fmt::print("Checking {} random cases (seed {}) on {}, against the float64 oracle.\n", options.cases, options.seed,
+             engine);
+  if (device.kind == DeviceKind::cuda && options.cases > 0) create_layers(options, device);
   Progress progress(options.cases);
   int64_t failed = 0;
   for (int64_t i = 0; i < options.cases; ++i) {
-    const Case random_case = draw_case(options.seed, options.first + i);
+    const Case random_case = draw_case(options.seed, options.first + i, device.kind);
     if (options.verbose) fmt::print("{}: {}\n", random_case.index, describe(random_case));
-    if (const std::string wrong = failure_of(random_case); !wrong.empty()) {
+    if (const std::string wrong = failure_of(random_case, device); !wrong.empty()) {
       ++failed;
       progress.clear();
-      fmt::print("FAILED {}\n  {}\n  reproduce: qkv check --seed {} --first {} --cases 1 --verbose\n", wrong,
-                 describe(random_case), options.seed, random_case.index);
+      fmt::print("FAILED {}\n  {}\n  reproduce: qkv check --device {} --seed {} --first {} --cases 1 --verbose\n",
+                 wrong, describe(random_case), options.device, options.seed, random_case.index);
     }
     progress.show(i + 1, failed);
   }
@@ -271,9 +329,9 @@ void run_check(const CheckOptions& options) {
 
 }  // namespace
 
-std::string failure_of(const Case& random_case) {
+std::string failure_of(const Case& random_case, Device device) {
   try {
-    return CaseRun(random_case).run();
+    return CaseRun(random_case, device).run();
   } catch (const Error& error) {
     return fmt::format("refused: {}", error.what());
   }
@@ -287,7 +345,7 @@ void add_check_command(CLI::App& app) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--seed", options->seed, "Cases are a function of seed and number")->capture_default_str();
   command->add_option("--first", options->first, "Number of the first case")->capture_default_str();
-  command->add_option("--device", options->device, "Engine under test")->capture_default_str();
+  command->add_option("--device", options->device, "Engine under test: cpu or cuda")->capture_default_str();
   command->add_flag("--verbose", options->verbose, "Print each case before it runs");
   command->footer(
       "Each case draws a layer, a cache layout, a mask and a batch; fills all memory that no request owns with NaN;\n"

@@ -10,7 +10,7 @@
 namespace qkv::tools {
 
 // Runs the case in all ways that must agree. Returns what is wrong, in one line, or nothing.
-std::string failure_of(const Case& random_case);
+std::string failure_of(const Case& random_case, Device device = {});
 
 void add_check_command(CLI::App& app);
 

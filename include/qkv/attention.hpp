@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "qkv/batch.hpp"
+#include "qkv/device.hpp"
 #include "qkv/export.hpp"
 #include "qkv/layer.hpp"
 #include "qkv/plan.hpp"
@@ -33,21 +34,24 @@ class QKV_EXPORT Attention {
 
   // Checks the batch and cuts it into work items. The plan fits every Attention whose spec differs only in sinks,
   // slopes and scales' values.
-  Plan plan(const Batch& batch) const;
+  // On a GPU the batch's arrays are host arrays (and checked) and the plan is copied on the stream; it must not be
+  // destroyed before the work that uses it has run.
+  Plan plan(const Batch& batch, Stream stream = {}) const;
 
   // Writes key and value of the new tokens to their slots. Rows past the plan's slot_mapping are ignored.
   //   key [>= num_slots, num_kv_heads, head_dim], value [>= num_slots, num_kv_heads, head_dim_v]: f32, f16 or bf16
-  void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const Plan& plan) const;
+  void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const Plan& plan,
+                    Stream stream = {}) const;
 
   // query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
   // lse f32 [num_q_heads, >= num_tokens] if wanted: natural log of the sum of exp of the scores, sink included.
   // Rows without a visible key: out = 0, lse = -inf (the sink, if there is one). Rows past num_tokens: untouched.
-  void forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out,
-               const Tensor& lse = {}) const;
+  void forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out, const Tensor& lse = {},
+               Stream stream = {}) const;
 
   // For layers without a cache: key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v.
   void forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
-               const Tensor& lse = {}) const;
+               const Tensor& lse = {}, Stream stream = {}) const;
 
  private:
   struct Impl;

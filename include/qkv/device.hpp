@@ -15,6 +15,12 @@ namespace qkv {
 QKV_EXPORT std::vector<std::string> instruction_sets();
 QKV_EXPORT std::string instruction_set_in_use();
 
+// A CUstream or cudaStream_t of the caller's, on which a call's work on a GPU is ordered; the default is CUDA's default
+// stream. The CPU engine ignores it: its calls return when the work is done.
+struct Stream {
+  void* handle = nullptr;
+};
+
 // Threads of the CPU engine. 0 (the default) = QKV_THREADS, else all that the process may use. Results do not depend
 // on it, bit for bit.
 QKV_EXPORT void set_num_threads(int32_t num_threads);

@@ -25,6 +25,7 @@ struct VarlenArguments {
   Tensor sinks = {};         // f32 [num_q_heads]
   Tensor out = {};           // [>= num_tokens, num_q_heads, head_dim_v]
   Tensor lse = {};           // f32 [num_q_heads, >= num_tokens], if wanted
+  Stream stream = {};
 };
 
 QKV_EXPORT void varlen_attention(const VarlenArguments& arguments);
@@ -38,12 +39,14 @@ struct State {
 // Joins states over disjoint keys, in the order given. A state with lse = -inf is empty: its out is not read, so NaN
 // there cannot spread, and joining it to another leaves that one's bits alone. lse = +inf or NaN in a state gives NaN.
 // `out` and `lse` may be those of a state. lse may be omitted.
-QKV_EXPORT void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse = {});
+QKV_EXPORT void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse = {},
+                             Stream stream = {});
 
 // From an LSE in base 2 to the natural one, in place (f32, any shape).
 QKV_EXPORT void lse_from_lse2(const Tensor& lse);
 
 // Writes tokens to slots: see Attention::update_cache. slot_mapping: i64 [num_slots].
-QKV_EXPORT void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping);
+QKV_EXPORT void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping,
+                            Stream stream = {});
 
 }  // namespace qkv

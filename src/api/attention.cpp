@@ -21,14 +21,14 @@ struct Attention::Impl {
   LayerSpec spec;
   Device device;
   uint64_t mask_hash;
-  const plan::Engine& engine;
+  std::unique_ptr<plan::LayerEngine> engine;
 
   void run(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
-           const Tensor& lse) const {
+           const Tensor& lse, Stream stream) const {
     const plan::PlanData& data = plan.data();
-    api::check_query(spec, query, data.num_tokens);
-    api::check_out(spec, out, lse, data.num_tokens);
-    engine.forward({spec, data, query, key, value, out, lse});
+    api::check_query(spec, device, query, data.num_tokens);
+    api::check_out(spec, device, out, lse, data.num_tokens);
+    engine->forward({spec, data, query, key, value, out, lse, stream});
   }
 };
 
@@ -50,7 +50,8 @@ LayerSpec checked(LayerSpec spec, Device device) {
 Attention::Attention(LayerSpec spec, Device device) {
   spec = checked(std::move(spec), device);
   const uint64_t mask_hash = spec.effective_mask().hash();
-  impl_.reset(new Impl{std::move(spec), device, mask_hash, api::engine_of(device)});
+  auto engine = api::engine_of(device).make_layer(spec);
+  impl_.reset(new Impl{std::move(spec), device, mask_hash, std::move(engine)});
 }
 
 Attention::~Attention() = default;
@@ -59,41 +60,44 @@ Attention& Attention::operator=(Attention&&) noexcept = default;
 
 const LayerSpec& Attention::spec() const { return impl_->spec; }
 
-Plan Attention::plan(const Batch& batch) const {
-  return Plan(std::make_shared<const plan::PlanData>(plan::build(impl_->spec, batch, impl_->engine.plan_shape())));
+Plan Attention::plan(const Batch& batch, Stream stream) const {
+  auto data = std::make_shared<plan::PlanData>(plan::build(impl_->spec, batch, impl_->engine->plan_shape()));
+  impl_->engine->place(*data, stream);
+  return Plan(std::move(data));
 }
 
-void Attention::update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const Plan& plan) const {
+void Attention::update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const Plan& plan,
+                             Stream stream) const {
   const plan::PlanData& data = plan.data();
   api::check_plan_fits(impl_->spec, impl_->mask_hash, data);
   if (!impl_->spec.cache) {
     refuse("cache", cache.key.describe(), "no update_cache: the layer has no cache", ErrorCode::mismatch);
   }
   if (!data.has_slot_mapping) refuse("slot_mapping", "nothing", "a Batch with slot_mapping, for update_cache");
-  api::check_cache(impl_->spec, cache, data.max_page);
+  api::check_cache(impl_->spec, impl_->device, cache, data.max_page);
   api::check_cache_slots(cache, data.max_slot);
-  api::check_new_tokens(key, value, cache, static_cast<int64_t>(data.slot_mapping.size()));
-  impl_->engine.cache_write(key, value, cache, data.slot_mapping);
+  api::check_new_tokens(impl_->device, key, value, cache, static_cast<int64_t>(data.slot_mapping.size()));
+  impl_->engine->update_cache(key, value, cache, data, stream);
 }
 
 void Attention::forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out,
-                        const Tensor& lse) const {
+                        const Tensor& lse, Stream stream) const {
   api::check_plan_fits(impl_->spec, impl_->mask_hash, plan.data());
   if (!impl_->spec.cache) {
     refuse("cache", cache.key.describe(), "key and value: the layer has no cache", ErrorCode::mismatch);
   }
-  api::check_cache(impl_->spec, cache, plan.data().max_page);
-  impl_->run(query, cache.key, cache.value, plan, out, lse);
+  api::check_cache(impl_->spec, impl_->device, cache, plan.data().max_page);
+  impl_->run(query, cache.key, cache.value, plan, out, lse, stream);
 }
 
 void Attention::forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan,
-                        const Tensor& out, const Tensor& lse) const {
+                        const Tensor& out, const Tensor& lse, Stream stream) const {
   api::check_plan_fits(impl_->spec, impl_->mask_hash, plan.data());
   if (impl_->spec.cache) {
     refuse("key", key.describe(), "a KvCache: the layer has a cache of pages", ErrorCode::mismatch);
   }
-  api::check_dense_keys(impl_->spec, key, value, plan.data().num_keys);
-  impl_->run(query, key, value, plan, out, lse);
+  api::check_dense_keys(impl_->spec, impl_->device, key, value, plan.data().num_keys);
+  impl_->run(query, key, value, plan, out, lse, stream);
 }
 
 }  // namespace qkv

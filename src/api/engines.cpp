@@ -1,16 +1,23 @@
 #include "api/engines.hpp"
 
-#include "core/checks.hpp"
+#include <map>
+#include <memory>
+#include <mutex>
+
 #include "cpu/engine.hpp"
+#include "cuda/engine.hpp"
 
 namespace qkv::api {
 
 const plan::Engine& engine_of(Device device) {
-  if (device.kind != DeviceKind::cpu) {
-    refuse("device", to_string(device), "cpu, the only engine of this version", ErrorCode::unsupported);
-  }
-  static const auto engine = cpu::make_engine();
-  return *engine;
+  static const auto cpu_engine = cpu::make_engine();
+  if (device.kind == DeviceKind::cpu) return *cpu_engine;
+  static std::mutex mutex;
+  static std::map<int32_t, std::unique_ptr<plan::Engine>> cuda_engines;
+  const std::lock_guard lock(mutex);
+  auto found = cuda_engines.find(device.index);
+  if (found == cuda_engines.end()) found = cuda_engines.emplace(device.index, cuda::make_engine(device.index)).first;
+  return *found->second;
 }
 
 }  // namespace qkv::api

@@ -2,6 +2,8 @@
 
 #include "core/environment.hpp"
 #include "cpu/kernels.hpp"
+#include "jit/driver.hpp"
+#include "jit/nvrtc_library.hpp"
 #include "qkv/device.hpp"
 #include "qkv/status.hpp"
 
@@ -35,6 +37,8 @@ std::string info() {
   text += fmt::format("cpu instruction sets   {}\n", fmt::join(instruction_sets(), " "));
   text += fmt::format("cpu in use             {}\n", answer_or_error([] { return instruction_set_in_use(); }));
   text += fmt::format("cpu threads            {}\n", answer_or_error([] { return num_threads(); }));
+  text += fmt::format("cuda driver            {}\n", jit::probe_driver().text);
+  text += fmt::format("cuda compiler (NVRTC)  {}\n", jit::probe_nvrtc().text);
   for (const char* name : kEnvironmentNames) {
     text += fmt::format("{:<22} {}\n", name, environment(name).value_or("(not set)"));
   }

@@ -64,17 +64,19 @@ void varlen_attention(const VarlenArguments& arguments) {
   batch.block_table = arguments.block_table;
   batch.mask_operands = arguments.mask_operands;
   if (attention.spec().alibi_per_request) batch.alibi_slopes = arguments.alibi_slopes;
-  const Plan plan = attention.plan(batch);
+  const Plan plan = attention.plan(batch, arguments.stream);
   if (attention.spec().cache) {
-    attention.forward(arguments.query, KvCache{arguments.key, arguments.value}, plan, arguments.out, arguments.lse);
+    attention.forward(arguments.query, KvCache{arguments.key, arguments.value}, plan, arguments.out, arguments.lse,
+                      arguments.stream);
   } else {
-    attention.forward(arguments.query, arguments.key, arguments.value, plan, arguments.out, arguments.lse);
+    attention.forward(arguments.query, arguments.key, arguments.value, plan, arguments.out, arguments.lse,
+                      arguments.stream);
   }
 }
 
-void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse) {
+void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, Stream stream) {
   api::check_states(states, out, lse);
-  api::engine_of(out.device).merge_states(states, out, lse);
+  api::engine_of(out.device).merge_states(states, out, lse, stream);
 }
 
 void lse_from_lse2(const Tensor& lse) {
@@ -94,7 +96,8 @@ void lse_from_lse2(const Tensor& lse) {
   }
 }
 
-void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping) {
+void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping,
+                 Stream stream) {
   check_rank(slot_mapping, "slot_mapping", 1, "[num_slots]");
   check_dtype(slot_mapping, "slot_mapping", DType::i64);
   check_host(slot_mapping, "slot_mapping");
@@ -112,10 +115,11 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, c
   layer.head_dim_v = static_cast<int32_t>(cache.value.shape[3]);
   layer.kv_dtype = cache.key.dtype;
   layer.cache = CacheSpec{static_cast<int32_t>(cache.key.shape[1])};
-  api::check_cache(layer, cache, -1);
+  const Device device = cache.key.device;
+  api::check_cache(layer, device, cache, -1);
   api::check_cache_slots(cache, plan::check_slots(slots));
-  api::check_new_tokens(key, value, cache, static_cast<int64_t>(slots.size()));
-  api::engine_of(cache.key.device).cache_write(key, value, cache, slots);
+  api::check_new_tokens(device, key, value, cache, static_cast<int64_t>(slots.size()));
+  api::engine_of(device).cache_write(key, value, cache, slots, stream);
 }
 
 }  // namespace qkv

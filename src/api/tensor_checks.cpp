@@ -8,15 +8,21 @@ namespace {
 constexpr const char* kPagesAxes = "[num_pages, page_size, num_kv_heads, head_dim]";
 constexpr const char* kTokensAxes = "[num_tokens, num_heads, head_dim]";
 
-void check_pages(const Tensor& pages, const char* name) {
+// Kernels of GPUs load and store 16 bytes at once.
+void check_place(const Tensor& tensor, const char* name, Device device) {
+  check_device(tensor, name, device);
+  if (device.kind == DeviceKind::cuda) check_aligned(tensor, name, 16);
+}
+
+void check_pages(const Tensor& pages, const char* name, Device device) {
   check_rank(pages, name, 4, kPagesAxes);
-  check_host(pages, name);
+  check_place(pages, name, device);
   check_last_axis_contiguous(pages, name);
 }
 
-void check_tokens(const Tensor& tensor, const char* name) {
+void check_tokens(const Tensor& tensor, const char* name, Device device) {
   check_rank(tensor, name, 3, kTokensAxes);
-  check_host(tensor, name);
+  check_place(tensor, name, device);
   check_last_axis_contiguous(tensor, name);
 }
 
@@ -29,9 +35,9 @@ void check_same(const char* name, const Value& of_plan, const Value& of_layer) {
 
 }  // namespace
 
-void check_cache(const LayerSpec& layer, const KvCache& cache, int32_t max_page) {
-  check_pages(cache.key, "cache.key");
-  check_pages(cache.value, "cache.value");
+void check_cache(const LayerSpec& layer, Device device, const KvCache& cache, int32_t max_page) {
+  check_pages(cache.key, "cache.key", device);
+  check_pages(cache.value, "cache.value", device);
   check_dtype(cache.key, "cache.key", layer.kv_dtype);
   check_dtype(cache.value, "cache.value", layer.kv_dtype);
   check_extent(cache.key, "cache.key", 1, layer.cache->page_size, "page_size");
@@ -59,9 +65,9 @@ void check_cache_slots(const KvCache& cache, int64_t max_slot) {
   }
 }
 
-void check_new_tokens(const Tensor& key, const Tensor& value, const KvCache& cache, int64_t num_slots) {
-  check_tokens(key, "key");
-  check_tokens(value, "value");
+void check_new_tokens(Device device, const Tensor& key, const Tensor& value, const KvCache& cache, int64_t num_slots) {
+  check_tokens(key, "key", device);
+  check_tokens(value, "value", device);
   check_float16_or_32(key, "key");
   check_float16_or_32(value, "value");
   check_extent_at_least(key, "key", 0, num_slots, "one row a slot");
@@ -72,9 +78,9 @@ void check_new_tokens(const Tensor& key, const Tensor& value, const KvCache& cac
   check_extent(value, "value", 2, cache.value.shape[3], "the cache's head_dim_v");
 }
 
-void check_dense_keys(const LayerSpec& layer, const Tensor& key, const Tensor& value, int64_t num_keys) {
-  check_tokens(key, "key");
-  check_tokens(value, "value");
+void check_dense_keys(const LayerSpec& layer, Device device, const Tensor& key, const Tensor& value, int64_t num_keys) {
+  check_tokens(key, "key", device);
+  check_tokens(value, "value", device);
   check_dtype(key, "key", layer.kv_dtype);
   check_dtype(value, "value", layer.kv_dtype);
   check_extent_at_least(key, "key", 0, num_keys, "sum of seq_lens");
@@ -85,16 +91,16 @@ void check_dense_keys(const LayerSpec& layer, const Tensor& key, const Tensor& v
   check_extent(value, "value", 2, layer.value_dim(), "head_dim_v");
 }
 
-void check_query(const LayerSpec& layer, const Tensor& query, int64_t num_tokens) {
-  check_tokens(query, "query");
+void check_query(const LayerSpec& layer, Device device, const Tensor& query, int64_t num_tokens) {
+  check_tokens(query, "query", device);
   check_dtype(query, "query", layer.query_dtype);
   check_extent_at_least(query, "query", 0, num_tokens, "num_tokens");
   check_extent(query, "query", 1, layer.num_q_heads, "num_q_heads");
   check_extent(query, "query", 2, layer.head_dim, "head_dim");
 }
 
-void check_out(const LayerSpec& layer, const Tensor& out, const Tensor& lse, int64_t num_tokens) {
-  check_tokens(out, "out");
+void check_out(const LayerSpec& layer, Device device, const Tensor& out, const Tensor& lse, int64_t num_tokens) {
+  check_tokens(out, "out", device);
   check_writable_layout(out, "out");
   check_dtype(out, "out", layer.out_dtype());
   check_extent_at_least(out, "out", 0, num_tokens, "num_tokens");
@@ -102,7 +108,7 @@ void check_out(const LayerSpec& layer, const Tensor& out, const Tensor& lse, int
   check_extent(out, "out", 2, layer.value_dim(), "head_dim_v");
   if (!lse.is_given()) return;
   check_rank(lse, "lse", 2, "[num_q_heads, num_tokens]");
-  check_host(lse, "lse");
+  check_device(lse, "lse", device);
   check_dtype(lse, "lse", DType::f32);
   check_writable_layout(lse, "lse");
   check_extent(lse, "lse", 0, layer.num_q_heads, "num_q_heads");
@@ -130,19 +136,20 @@ void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::Pla
 
 void check_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse) {
   if (states.empty()) refuse("states", "none", "at least one state");
-  check_tokens(out, "out");
+  const Device device = out.device;
+  check_tokens(out, "out", device);
   check_float16_or_32(out, "out");
   check_writable_layout(out, "out");
   const auto check_lse = [&](const Tensor& tensor, const char* name) {
     check_rank(tensor, name, 2, "[num_heads, num_tokens]");
-    check_host(tensor, name);
+    check_device(tensor, name, device);
     check_dtype(tensor, name, DType::f32);
     check_extent(tensor, name, 0, out.shape[1], "num_heads of out");
     check_extent(tensor, name, 1, out.shape[0], "num_tokens of out");
   };
   for (size_t s = 0; s < states.size(); ++s) {
     const std::string name = fmt::format("states[{}]", s);
-    check_tokens(states[s].out, (name + ".out").c_str());
+    check_tokens(states[s].out, (name + ".out").c_str(), device);
     check_float16_or_32(states[s].out, (name + ".out").c_str());
     check_extent(states[s].out, (name + ".out").c_str(), 0, out.shape[0], "num_tokens of out");
     check_extent(states[s].out, (name + ".out").c_str(), 1, out.shape[1], "num_heads of out");

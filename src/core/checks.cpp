@@ -52,10 +52,25 @@ void check_last_axis_contiguous(const Tensor& tensor, const char* name) {
   }
 }
 
-void check_host(const Tensor& tensor, const char* name) {
-  if (tensor.is_given() && tensor.device.kind != DeviceKind::cpu) {
-    refuse(name, fmt::format("{} on {}", tensor.describe(), to_string(tensor.device)), "memory of the cpu",
-           ErrorCode::mismatch);
+void check_device(const Tensor& tensor, const char* name, Device device) {
+  if (tensor.is_given() && tensor.device != device) {
+    refuse(name, fmt::format("{} on {}", tensor.describe(), to_string(tensor.device)),
+           fmt::format("memory of {}", to_string(device)), ErrorCode::mismatch);
+  }
+}
+
+void check_host(const Tensor& tensor, const char* name) { check_device(tensor, name, Device{}); }
+
+void check_aligned(const Tensor& tensor, const char* name, int64_t alignment_bytes) {
+  if (reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(alignment_bytes) != 0) {
+    refuse(name, fmt::format("address {}", tensor.data), fmt::format("an address that {} divides", alignment_bytes));
+  }
+  for (int32_t axis = 0; axis + 1 < tensor.rank; ++axis) {
+    const int64_t bytes = tensor.stride[axis] * size_bytes(tensor.dtype);
+    if (tensor.shape[axis] > 1 && bytes % alignment_bytes != 0) {
+      refuse(name, fmt::format("{} with a stride of {} bytes on axis {}", tensor.describe(), bytes, axis),
+             fmt::format("strides that {} bytes divide", alignment_bytes));
+    }
   }
 }
 

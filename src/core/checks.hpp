@@ -27,6 +27,9 @@ void check_dtype(const Tensor& tensor, const char* name, DType dtype);
 void check_float16_or_32(const Tensor& tensor, const char* name);
 void check_last_axis_contiguous(const Tensor& tensor, const char* name);
 void check_host(const Tensor& tensor, const char* name);
+void check_device(const Tensor& tensor, const char* name, Device device);
+// Rows that kernels read with wide loads: address and strides (of axes longer than 1, the last apart) are multiples.
+void check_aligned(const Tensor& tensor, const char* name, int64_t alignment_bytes);
 // Writing through a view needs a place of its own for every element.
 void check_writable_layout(const Tensor& tensor, const char* name);
 

@@ -150,15 +150,27 @@ class Forward {
   std::unique_ptr<float[]> state_lse_;  // [num_state_rows]
 };
 
-class CpuEngine final : public plan::Engine {
+class CpuLayer final : public plan::LayerEngine {
  public:
   plan::PlanShape plan_shape() const override { return {kTileKv, kFewRows, kRowsPerItem, kTileQ}; }
+  void place(plan::PlanData&, Stream) const override {}  // read where it is
   void forward(const plan::ForwardCall& call) const override { Forward(call).run(); }
-  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache,
-                   std::span<const int64_t> slot_mapping) const override {
+  void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const plan::PlanData& plan,
+                    Stream) const override {
+    cpu::cache_write(key, value, cache, plan.slot_mapping);
+  }
+};
+
+class CpuEngine final : public plan::Engine {
+ public:
+  std::unique_ptr<plan::LayerEngine> make_layer(const LayerSpec&) const override {
+    return std::make_unique<CpuLayer>();
+  }
+  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, std::span<const int64_t> slot_mapping,
+                   Stream) const override {
     cpu::cache_write(key, value, cache, slot_mapping);
   }
-  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse) const override {
+  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, Stream) const override {
     cpu::merge_states(states, out, lse);
   }
 };

@@ -34,8 +34,9 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  nvrtcResult compile() {
+  nvrtcResult compile(bool without_cache) {
     std::vector<std::string> options = source_.options;
+    if (without_cache) options.emplace_back("--no-cache");
     options.push_back("--gpu-architecture=" + source_.arch);
     options.emplace_back("--std=c++20");
     options.emplace_back("--ptxas-options=-v");  // the comma form is refused: one option each
@@ -72,6 +73,19 @@ class Program {
   nvrtcProgram program_ = nullptr;
 };
 
+// Where a driver is installed, recent versions of NVRTC answer from a cache of their own on disk, and then without
+// ptxas' report of registers and spills. Versions without that cache refuse the option that turns it off.
+bool has_own_cache(const Nvrtc& nvrtc) {
+  static const bool accepts_option = [&] {
+    Source nothing;
+    nothing.name = "probe of --no-cache";
+    nothing.text = "extern \"C\" __global__ void nothing() {}";
+    nothing.arch = "sm_80";
+    return Program(nvrtc, nothing).compile(true) == kNvrtcSuccess;
+  }();
+  return accepts_option;
+}
+
 // NVRTC compiles on the thread that calls it.
 double thread_cpu_seconds() {
   timespec now{};
@@ -91,8 +105,9 @@ Compiled compile(const Source& source) {
   const Nvrtc& compiler = nvrtc();
   Compiled compiled;
   Program program(compiler, source);
+  const bool without_cache = has_own_cache(compiler);
   const double start = thread_cpu_seconds();
-  const nvrtcResult result = program.compile();
+  const nvrtcResult result = program.compile(without_cache);
   compiled.seconds = thread_cpu_seconds() - start;
   compiled.log = program.log();
   // First of all: of a failed program NVRTC hands out a binary of no bytes, and calls that a success.

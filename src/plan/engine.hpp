@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -27,17 +28,30 @@ struct ForwardCall {
   Tensor value;  // likewise
   Tensor out;
   Tensor lse;  // may be absent
+  Stream stream;
+};
+
+// What an engine keeps of one layer: its kernels, chosen and compiled when the layer is created.
+class LayerEngine {
+ public:
+  virtual ~LayerEngine() = default;
+  virtual PlanShape plan_shape() const = 0;
+  // Brings the plan to where the engine reads it.
+  virtual void place(PlanData& plan, Stream stream) const = 0;
+  virtual void forward(const ForwardCall& call) const = 0;
+  virtual void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const PlanData& plan,
+                            Stream stream) const = 0;
 };
 
 class Engine {
  public:
   virtual ~Engine() = default;
-  virtual PlanShape plan_shape() const = 0;
-  virtual void forward(const ForwardCall& call) const = 0;
+  virtual std::unique_ptr<LayerEngine> make_layer(const LayerSpec& layer) const = 0;
   // Slot -1: nothing of the token is read or written.
   virtual void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache,
-                           std::span<const int64_t> slot_mapping) const = 0;
-  virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse) const = 0;
+                           std::span<const int64_t> slot_mapping, Stream stream) const = 0;
+  virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,
+                            Stream stream) const = 0;
 };
 
 }  // namespace qkv::plan

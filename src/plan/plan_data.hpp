@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,11 @@ struct MergeItem {
   int32_t query_begin, query_end;
   int64_t state_row;   // first row of the first state
   int32_t num_states;  // state s begins at state_row + s·rows
+};
+
+// An engine's own copy of a plan, where it keeps one.
+struct PlacedPlan {
+  virtual ~PlacedPlan() = default;
 };
 
 struct PlanData {
@@ -61,6 +67,8 @@ struct PlanData {
   std::vector<WorkItem> items;  // most expensive first
   std::vector<MergeItem> merges;
   int64_t num_state_rows = 0;
+
+  std::unique_ptr<PlacedPlan> placed;
 };
 
 }  // namespace qkv::plan

@@ -50,8 +50,9 @@ const std::vector<Feature>& features() {
   return list;
 }
 
-LayerSpec plain_layer() {
+LayerSpec plain_layer(DeviceKind device) {
   LayerSpec spec;
+  if (device == DeviceKind::cuda) spec.query_dtype = spec.kv_dtype = DType::bf16;
   spec.num_q_heads = 8;
   spec.num_kv_heads = 2;
   spec.head_dim = 64;
@@ -84,7 +85,7 @@ std::string support_matrix(DeviceKind device) {
         text += "  -";
         continue;
       }
-      LayerSpec spec = plain_layer();
+      LayerSpec spec = plain_layer(device);
       all[column].add(spec);
       all[row].add(spec);
       const auto reasons = explain(spec, Device{device, 0});

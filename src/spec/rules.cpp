@@ -9,6 +9,7 @@ namespace {
 
 constexpr int32_t kMinHeadDim = 8;
 constexpr int32_t kMaxHeadDim = 512;
+constexpr size_t kMaxCudaOperands = 8;  // kMaxMaskOperands of the kernels
 
 class Rules {
  public:
@@ -32,10 +33,28 @@ class Rules {
   }
 
   void check_device() {
-    if (device_.kind != DeviceKind::cpu) {
-      against("device", to_string(device_), "cpu, the only engine of this version", ErrorCode::unsupported);
-    } else if (device_.index != 0) {
-      against("device.index", device_.index, "0 for the cpu");
+    if (device_.index < 0 || (device_.kind == DeviceKind::cpu && device_.index != 0)) {
+      against("device", to_string(device_), "cpu, or cuda with an index >= 0");
+    }
+    if (device_.kind == DeviceKind::cuda) check_cuda();
+  }
+
+  // What the GPU engine cannot do of what the CPU engine can.
+  void check_cuda() {
+    if (spec_.query_dtype != DType::bf16 && spec_.query_dtype != DType::f16) {
+      against("query_dtype", to_string(spec_.query_dtype), "bf16 or f16 on a GPU", ErrorCode::unsupported);
+    }
+    if (spec_.kv_dtype != spec_.query_dtype) {
+      against("kv_dtype", to_string(spec_.kv_dtype),
+              fmt::format("query_dtype = {} on a GPU", to_string(spec_.query_dtype)), ErrorCode::unsupported);
+    }
+    for (const auto& [name, dim] : {std::pair{"head_dim", spec_.head_dim}, {"head_dim_v", spec_.value_dim()}}) {
+      if (dim % 8 != 0) against(name, dim, "a multiple of 8 on a GPU", ErrorCode::unsupported);
+    }
+    const size_t num_operands = operands_of(spec_.effective_mask()).size();
+    if (num_operands > kMaxCudaOperands) {
+      against("mask", fmt::format("{} operands", num_operands),
+              fmt::format("at most {} operands on a GPU", kMaxCudaOperands), ErrorCode::unsupported);
     }
   }
 

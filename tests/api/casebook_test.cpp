@@ -523,10 +523,24 @@ TEST(casebook, case_076_support_is_answered_without_a_device) {
   layer.sinks.assign(8, 0.0F);
   layer.mask = mask::sliding_window(128);
   EXPECT_TRUE(explain(layer).empty());
-  const auto reasons = explain(layer, Device{DeviceKind::cuda, 0});
+  const Device gpu{DeviceKind::cuda, 0};
+  const auto reasons = explain(layer, gpu);
   ASSERT_EQ(reasons.size(), 1U);
-  EXPECT_NE(reasons[0].find("cuda:0"), std::string::npos);
-  expect_refused([&] { Attention(layer, Device{DeviceKind::cuda, 0}); }, ErrorCode::unsupported, "device");
+  EXPECT_EQ(reasons[0], "query_dtype: got f32; allowed: bf16 or f16 on a GPU");
+  layer.query_dtype = layer.kv_dtype = DType::bf16;
+  EXPECT_TRUE(explain(layer, gpu).empty());
+  if (num_cuda_devices() == 0) {  // the layer is fine, the machine is not
+    EXPECT_THROW(
+        {
+          try {
+            Attention(layer, gpu);
+          } catch (const Error& error) {
+            EXPECT_EQ(to_string(error.code()), "unavailable") << error.what();
+            throw;
+          }
+        },
+        Error);
+  }
 }
 
 // --- N: choosing, refusing, explaining ---

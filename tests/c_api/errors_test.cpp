@@ -98,8 +98,9 @@ void pool_that_throws_a_number(void*, int64_t, qkv_body, void*) { throw 7; }  //
 void pool_that_throws_a_sentence(void*, int64_t, qkv_body, void*) { throw std::runtime_error("the pool is closed"); }
 
 TEST(c_api_errors, no_exception_crosses_the_boundary) {
-  std::vector<float> data(8, 1.0F), lse(1);
-  const qkv_state state = {to_c(view(data, {1, 1, 8})), to_c(view(lse, {1, 1}))};
+  // Enough rows that the pool is asked at all.
+  std::vector<float> data(size_t{4096} * 64, 1.0F), lse(4096);
+  const qkv_state state = {to_c(view(data, {4096, 1, 64})), to_c(view(lse, {1, 4096}))};
   const auto merge = [&](qkv_parallel_for pool) {
     expect_ok(qkv_set_parallel_for(pool, nullptr));
     const qkv_status status = qkv_merge_states(&state, 1, &state.out, nullptr);
@@ -227,7 +228,7 @@ TEST(c_api_errors, unknown_enumerators_are_refused) {
   const CSpec spec(layer_of(2, 1, 8));
   qkv_attention* attention = nullptr;
   expect_failed(qkv_attention_create(&spec.spec, {7, 0}, &attention), QKV_INVALID_ARGUMENT, "device.kind");
-  expect_failed(qkv_attention_create(&spec.spec, {QKV_CUDA, 0}, &attention), QKV_UNSUPPORTED, "device");
+  expect_failed(qkv_attention_create(&spec.spec, {QKV_CUDA, 0}, &attention), QKV_UNSUPPORTED, "query_dtype");
   expect_failed(qkv_support_matrix(-1, nullptr, 0, nullptr), QKV_INVALID_ARGUMENT, "device");
 }
 

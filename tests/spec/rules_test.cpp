@@ -36,6 +36,26 @@ TEST(rules, defaults_of_scale_and_mask) {
   EXPECT_EQ(layer.effective_mask().text(), mask::window(3, 0).text());
 }
 
+TEST(rules, what_a_gpu_cannot_do_is_said_without_one) {
+  LayerSpec layer = plain();
+  const Device gpu{DeviceKind::cuda, 0};
+  EXPECT_EQ(explain(layer, gpu), (std::vector<std::string>{"query_dtype: got f32; allowed: bf16 or f16 on a GPU"}));
+  layer.query_dtype = layer.kv_dtype = DType::bf16;
+  EXPECT_TRUE(explain(layer, gpu).empty());
+  layer.kv_dtype = DType::f16;
+  layer.head_dim_v = 20;
+  Mask mask = mask::causal();
+  for (int32_t i = 0; i < 9; ++i) {
+    mask = mask & (mask::kv_pos() <= mask::operand("limit_" + std::to_string(i), OperandScope::request));
+  }
+  layer.mask = mask;
+  EXPECT_EQ(explain(layer, gpu),
+            (std::vector<std::string>{"kv_dtype: got f16; allowed: query_dtype = bf16 on a GPU",
+                                      "head_dim_v: got 20; allowed: a multiple of 8 on a GPU",
+                                      "mask: got 9 operands; allowed: at most 8 operands on a GPU"}));
+  EXPECT_EQ(explain(plain(), {DeviceKind::cpu, 1}).size(), 1U);
+}
+
 TEST(rules, every_head_size_from_8_to_512) {
   LayerSpec layer = plain();
   for (int32_t dim = 8; dim <= 512; ++dim) {
@@ -62,7 +82,7 @@ TEST(rules, the_matrix_shows_refusals_with_their_reasons) {
   }
   EXPECT_GE(refused_rows, 1);
   EXPECT_NE(matrix.find("kv_dtype: got f8e4m3"), std::string::npos) << matrix;
-  EXPECT_NE(support_matrix(DeviceKind::cuda).find("device: got cuda:0"), std::string::npos);
+  EXPECT_NE(support_matrix(DeviceKind::cuda).find("kv_dtype: got f16; allowed: query_dtype = bf16"), std::string::npos);
 }
 
 }  // namespace

@@ -1,0 +1,82 @@
+// How rows end: the sink joined, the mean and the LSE of a row from its maximum, sum and weighted sum.
+#pragma once
+
+#include "params.hpp"
+#include "ptx/convert.cuh"
+#include "seq_info.cuh"
+#include "softmax.cuh"
+
+namespace qkv::cuda {
+
+enum Dtype { kF32 = 0, kF16 = 1, kBf16 = 2 };
+
+struct RowEnd {
+  float factor;  // mean = weighted sum · factor
+  float lse;     // natural
+};
+
+// max in log2 (-inf: nothing was seen), sink natural (-inf: none). Natural units inside, so that the LSE of a row that
+// sees nothing is the sink exactly.
+__device__ __forceinline__ RowEnd end_row(float max, float sum, float sink) {
+  const float own = max * kLn2;
+  float joined = fmaxf(own, sink);
+  if (joined == negative_infinity()) joined = 0.0F;  // every exp below is 0
+  const float weight = expf(own - joined);
+  const float total = sum * weight + expf(sink - joined);
+  return {total == 0.0F ? 0.0F : weight / total, logf(total) + joined};
+}
+
+template <int kDtype>
+__device__ __forceinline__ void store_pair(void* out, long long offset, float first, float second) {
+  if constexpr (kDtype == kF32) {
+    *reinterpret_cast<float2*>(static_cast<float*>(out) + offset) = make_float2(first, second);
+  } else {
+    const unsigned pair = kDtype == kBf16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
+    *reinterpret_cast<unsigned*>(static_cast<unsigned short*>(out) + offset) = pair;
+  }
+}
+
+// Where a packed row of an item goes, and with which end. The item finishes its rows, or leaves their state.
+struct RowTarget {
+  bool is_state;
+  long long offset;      // of the row in ForwardParams::out or state_out
+  long long lse_offset;  // in lse or state_lse
+  RowEnd end;
+
+  template <int kGroupSize, int kHeadDimV>
+  static __device__ __forceinline__ RowTarget of(const ForwardParams& params, const SeqInfo& seq, const WorkItem& item,
+                                                 int row, float max, float sum) {
+    if (item.state_row >= 0) {
+      const long long state_row = item.state_row + row;
+      return {true, state_row * kHeadDimV, state_row, end_row(max, sum, negative_infinity())};
+    }
+    const RowInfo info = RowInfo::of<kGroupSize>(item, row);
+    const float sink = params.sinks != nullptr ? params.sinks[info.q_head] : negative_infinity();
+    const long long token = seq.token_begin + info.query;
+    return {false, token * params.out_token_stride + info.q_head * params.out_head_stride,
+            info.q_head * params.lse_head_stride + token * params.lse_token_stride, end_row(max, sum, sink)};
+  }
+
+  // Two neighbouring columns. The added 0 turns -0 into 0, so that tiles in which a row sees nothing cannot be told
+  // from tiles that were skipped.
+  template <int kOutDtype>
+  __device__ __forceinline__ void store(const ForwardParams& params, int column, float first, float second) const {
+    const float mean0 = first * end.factor + 0.0F;
+    const float mean1 = second * end.factor + 0.0F;
+    if (is_state) {
+      store_pair<kF32>(params.state_out, offset + column, mean0, mean1);
+    } else {
+      store_pair<kOutDtype>(params.out, offset + column, mean0, mean1);
+    }
+  }
+
+  __device__ __forceinline__ void store_lse(const ForwardParams& params) const {
+    if (is_state) {
+      params.state_lse[lse_offset] = end.lse;
+    } else if (params.lse != nullptr) {
+      params.lse[lse_offset] = end.lse;
+    }
+  }
+};
+
+}  // namespace qkv::cuda

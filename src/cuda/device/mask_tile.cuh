@@ -1,0 +1,41 @@
+// What the mask function is given. A kernel's text includes this before the generated function
+//     __device__ __forceinline__ bool visible(const MaskContext& m, int q_pos, int kv_pos, int q_head, int query)
+// which lies in qkv::cuda, too, and is called with tokens and keys that the request has, and no others.
+#pragma once
+
+#include "params.hpp"
+#include "seq_info.cuh"
+
+namespace qkv::cuda {
+
+enum MaskScope { kMaskScopeRequest = 0, kMaskScopeQuery = 1, kMaskScopeKey = 2 };
+
+struct MaskContext {
+  int request;
+  int q_len;
+  int kv_len;
+  const int* operand[key::num_mask_operands > 0 ? key::num_mask_operands : 1];  // at the request's own values
+
+  __device__ __forceinline__ MaskContext(const ForwardParams& params, const SeqInfo& seq, int of_request)
+      : request(of_request), q_len(seq.q_len), kv_len(seq.kv_len), operand{} {
+#pragma unroll
+    for (int i = 0; i < key::num_mask_operands; ++i) {
+      const int scope = key::mask_scope[i];
+      const long long first = scope == kMaskScopeRequest ? of_request
+                              : scope == kMaskScopeQuery ? seq.token_begin
+                                                         : params.key_start[of_request];
+      operand[i] = params.mask_operands[i] + first;
+    }
+  }
+};
+
+// A template, so that texts without a mask need no visible().
+template <typename Context>
+__device__ __forceinline__ bool is_visible(const Context& context, int q_pos, int kv_pos, const RowInfo& row) {
+  if constexpr (key::mask) {
+    return visible(context, q_pos, kv_pos, key::mask_by_head ? row.q_head : 0, row.query);
+  }
+  return true;
+}
+
+}  // namespace qkv::cuda

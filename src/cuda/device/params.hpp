@@ -1,0 +1,146 @@
+// What kernels are given. Compiled by the host compiler and by NVRTC; strides are in elements.
+#pragma once
+
+namespace qkv::cuda {
+
+constexpr int kMaxMaskOperands = 8;
+
+// A run of keys: begins at a multiple of the key's tile_kv; full = every row of the item sees all of it.
+struct KeySegment {
+  int begin;
+  int end;
+  int full;
+};
+
+// Query rows x a run of keys. One CTA an item.
+struct WorkItem {
+  int request;
+  int kv_head;
+  int query_begin, query_end;      // new tokens of the request; rows are these x the heads of the group
+  int segment_begin, segment_end;  // range in ForwardParams::segments; empty = the rows see nothing
+  long long state_row;             // first row in the partial states; -1 = the item finishes its rows
+};
+
+// Where keys (or values) lie. Paged: [page][token][head][dim]; dense: page_stride is unused.
+struct KeyValueLayout {
+  const void* data;
+  long long page_stride;
+  long long token_stride;
+  long long head_stride;
+};
+
+struct ForwardParams {
+  const void* query;  // [num_tokens, num_q_heads, head_dim]
+  long long query_token_stride, query_head_stride;
+  KeyValueLayout key, value;
+  const int* pages;             // pages of all requests, one after another
+  const long long* page_start;  // [num_requests] into `pages`; dense: first key of the request in `key`
+  int page_size;
+
+  const int* query_start_loc;  // [num_requests + 1]
+  const int* seq_lens;         // [num_requests]
+  const WorkItem* items;
+  const KeySegment* segments;
+
+  float query_factor;         // scores are (query · key)·query_factor: in log2 units, or in units of the softcap
+  float softcap_log2;         // 0 = off
+  const float* alibi_slopes;  // [num_q_heads], per request alibi_request_stride apart; nullptr = none
+  long long alibi_request_stride;
+  const float* sinks;                          // [num_q_heads], nullptr = none
+  const int* mask_operands[kMaxMaskOperands];  // as in the batch: [num_requests], [num_tokens] or [num_keys]
+  const long long* key_start;                  // [num_requests]: first value of the request in operands of scope key
+
+  void* out;  // [num_tokens, num_q_heads, head_dim_v]
+  long long out_token_stride, out_head_stride;
+  float* lse;  // [num_q_heads, num_tokens], nullptr = not wanted
+  long long lse_head_stride, lse_token_stride;
+  float* state_out;  // [state rows, head_dim_v], means
+  float* state_lse;  // [state rows], natural
+};
+
+// Joins the states of one row block, in rising order of keys: the plan's.
+struct MergeItem {
+  int request;
+  int kv_head;
+  int query_begin, query_end;
+  int num_states;  // state s begins at state_row + s·rows
+  long long state_row;
+};
+
+struct MergePlanParams {
+  const MergeItem* items;
+  const float* states;      // [state rows, head_dim_v], means
+  const float* states_lse;  // [state rows], natural
+  int group_size;
+  int head_dim_v;
+  const int* query_start_loc;  // [num_requests + 1]
+  const float* sinks;          // [num_q_heads], nullptr = none
+
+  int out_dtype;  // 0 f32, 1 f16, 2 bf16
+  void* out;      // [num_tokens, num_q_heads, head_dim_v]
+  long long out_token_stride, out_head_stride;
+  float* lse;  // [num_q_heads, num_tokens], nullptr = not wanted
+  long long lse_head_stride, lse_token_stride;
+};
+
+// A state, or the place of a merged one. lse may be nullptr for the latter.
+struct StateView {
+  void* out;  // [num_tokens, num_heads, head_dim_v]
+  long long out_token_stride, out_head_stride;
+  float* lse;  // [num_heads, num_tokens]
+  long long lse_head_stride, lse_token_stride;
+  int dtype;  // of out: 0 f32, 1 f16, 2 bf16
+};
+
+constexpr int kMaxInlineStates = 16;
+
+struct MergeStatesParams {
+  StateView inline_states[kMaxInlineStates];
+  const StateView* states;  // on the device, for more states than fit above; else nullptr
+  int num_states;
+  StateView merged;
+  long long num_tokens;
+  int num_heads;
+  int head_dim_v;
+};
+
+// One of keys and values: new tokens, and the pages that they are written to.
+struct CacheWriteSide {
+  const void* source;  // [num_slots, num_kv_heads, head_dim]
+  long long source_token_stride, source_head_stride;
+  void* pages;  // [num_pages, page_size, num_kv_heads, head_dim]
+  long long page_stride, token_stride, head_stride;
+  int source_dtype, pages_dtype;  // 0 f32, 1 f16, 2 bf16
+  int head_dim;
+};
+
+struct CacheWriteParams {
+  CacheWriteSide sides[2];  // keys, values
+  const long long* slots;   // [num_slots], -1 = nowhere
+  long long num_slots;
+  int num_kv_heads;
+  int page_size;
+};
+
+struct CacheGatherSide {
+  KeyValueLayout pages;
+  void* rows;  // [num rows, num_kv_heads, head_dim], of the pages' dtype
+  long long token_stride, head_stride;
+  int head_dim;
+};
+
+// Keys [key_begin[i], key_begin[i] + row_start[i + 1] - row_start[i]) of request first_request + i become the dense rows
+// from row_start[i] on.
+struct CacheGatherParams {
+  CacheGatherSide sides[2];     // keys, values
+  const int* pages;             // pages of all requests, one after another
+  const long long* page_start;  // [num_requests] into `pages`
+  const int* key_begin;         // [count], nullptr = 0
+  const long long* row_start;   // [count + 1]
+  int first_request;
+  int num_kv_heads;
+  int page_size;
+  int element_bytes;  // 2 or 4
+};
+
+}  // namespace qkv::cuda

@@ -1,0 +1,245 @@
+// The engine of one GPU: kernels chosen and compiled when a layer is made, launches on the caller's stream.
+#include "cuda/engine.hpp"
+
+#include <algorithm>
+#include <numbers>
+
+#include "core/index/forward_sm80_shape.hpp"
+#include "cuda/kernel_key.hpp"
+#include "cuda/launch.hpp"
+#include "cuda/memory.hpp"
+#include "cuda/placed_plan.hpp"
+#include "jit/driver.hpp"
+#include "jit/module.hpp"
+
+namespace qkv::cuda {
+namespace {
+
+constexpr int32_t kFewRows = 16;  // one warp's rows of the sm80 kernel; its other warps share the keys
+constexpr uint32_t kMaxGridY = 65535;
+
+jit::CUstream handle_of(Stream stream) { return static_cast<jit::CUstream>(stream.handle); }
+
+CacheWriteSide side_of(const Tensor& source, const Tensor& pages) {
+  CacheWriteSide side{};
+  side.source = source.data;
+  side.source_token_stride = source.stride[0];
+  side.source_head_stride = source.stride[1];
+  side.pages = pages.data;
+  side.page_stride = pages.stride[0];
+  side.token_stride = pages.stride[1];
+  side.head_stride = pages.stride[2];
+  side.source_dtype = dtype_code(source.dtype);
+  side.pages_dtype = dtype_code(pages.dtype);
+  side.head_dim = static_cast<int>(pages.shape[3]);
+  return side;
+}
+
+void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& value, const KvCache& cache,
+                 const int64_t* device_slots, int64_t num_slots, jit::CUstream stream) {
+  if (num_slots == 0) return;
+  CacheWriteParams params{};
+  params.sides[0] = side_of(key, cache.key);
+  params.sides[1] = side_of(value, cache.value);
+  params.slots = reinterpret_cast<const long long*>(device_slots);
+  params.num_slots = num_slots;
+  params.num_kv_heads = static_cast<int>(cache.key.shape[2]);
+  params.page_size = static_cast<int>(cache.key.shape[1]);
+  const int64_t chunks = cache.key.shape[2] * (cache.key.shape[3] + 7) / 8;
+  const auto threads = static_cast<uint32_t>(std::clamp<int64_t>((chunks + 31) / 32 * 32, 32, 256));
+  launch(kernel, {static_cast<uint32_t>(num_slots), 1, threads, 0}, &params, stream);
+}
+
+class CudaLayer final : public plan::LayerEngine {
+ public:
+  CudaLayer(const LayerSpec& layer, int32_t device_index) : device_index_(device_index) {
+    const CurrentDevice current(device_index);
+    const DeviceFacts& facts = device_facts(device_index);
+    many_rows_shape_ = index::forward_sm80_shape(layer.head_dim, layer.value_dim(), facts.max_shared_bytes);
+    few_rows_shape_ = many_rows_shape_;
+    few_rows_shape_.tile_q = kFewRows;
+    many_rows_ = &forward_kernel(layer, facts, many_rows_shape_);
+    few_rows_ = &forward_kernel(layer, facts, few_rows_shape_);
+    merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
+    if (layer.cache) cache_write_ = &jit::kernels().get(plain_source("cache_write", facts.arch));
+    Upload upload;
+    const size_t slopes_at = upload.add(layer.alibi_slopes);
+    const size_t sinks_at = upload.add(layer.sinks);
+    score_terms_ = upload.place(device_index, nullptr);
+    if (!layer.alibi_slopes.empty()) alibi_slopes_ = score_terms_.as<const float>(slopes_at);
+    if (!layer.sinks.empty()) sinks_ = score_terms_.as<const float>(sinks_at);
+  }
+
+  plan::PlanShape plan_shape() const override {
+    return {many_rows_shape_.tile_kv, kFewRows, many_rows_shape_.tile_q, many_rows_shape_.tile_q};
+  }
+
+  void place(plan::PlanData& plan, Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    plan.placed = std::make_unique<DevicePlan>(plan, device_index_, handle_of(stream));
+  }
+
+  void forward(const plan::ForwardCall& call) const override {
+    const CurrentDevice current(device_index_);
+    const auto& plan = static_cast<const DevicePlan&>(*call.plan.placed);
+    ForwardParams params{};
+    plan.fill(params);
+    fill(call, params);
+    run(*few_rows_, few_rows_shape_, plan.items, plan.num_few_rows_items, params, handle_of(call.stream));
+    run(*many_rows_, many_rows_shape_, plan.items + plan.num_few_rows_items, plan.num_many_rows_items, params,
+        handle_of(call.stream));
+    merge(call, plan, params);
+  }
+
+  void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const plan::PlanData& plan,
+                    Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    const auto& placed = static_cast<const DevicePlan&>(*plan.placed);
+    write_cache(*cache_write_, key, value, cache, placed.slots, placed.num_slots, handle_of(stream));
+  }
+
+ private:
+  static const jit::Kernel& forward_kernel(const LayerSpec& layer, const DeviceFacts& facts,
+                                           const index::ForwardSm80Shape& shape) {
+    return jit::kernels().get(forward_source(layer, {"forward_sm80", facts.arch, shape.tile_q, shape.tile_kv}));
+  }
+
+  void fill(const plan::ForwardCall& call, ForwardParams& params) const {
+    const LayerSpec& layer = call.layer;
+    const int32_t head_axis = layer.cache ? 2 : 1;
+    const auto layout_of = [&](const Tensor& tensor) {
+      return KeyValueLayout{tensor.data, layer.cache ? tensor.stride[0] : 0, tensor.stride[head_axis - 1],
+                            tensor.stride[head_axis]};
+    };
+    params.query = call.query.data;
+    params.query_token_stride = call.query.stride[0];
+    params.query_head_stride = call.query.stride[1];
+    params.key = layout_of(call.key);
+    params.value = layout_of(call.value);
+    constexpr float kLog2e = std::numbers::log2e_v<float>;
+    params.query_factor =
+        layer.softcap > 0 ? layer.effective_scale() / layer.softcap : layer.effective_scale() * kLog2e;
+    params.softcap_log2 = layer.softcap * kLog2e;
+    if (!layer.alibi_per_request) params.alibi_slopes = alibi_slopes_;
+    params.sinks = sinks_;
+    params.out = call.out.data;
+    params.out_token_stride = call.out.stride[0];
+    params.out_head_stride = call.out.stride[1];
+    if (call.lse.is_given()) {
+      params.lse = static_cast<float*>(call.lse.data);
+      params.lse_head_stride = call.lse.stride[0];
+      params.lse_token_stride = call.lse.stride[1];
+    }
+  }
+
+  static void run(const jit::Kernel& kernel, const index::ForwardSm80Shape& shape, const WorkItem* items,
+                  int32_t num_items, ForwardParams& params, jit::CUstream stream) {
+    if (num_items == 0) return;
+    params.items = items;
+    launch(kernel,
+           {static_cast<uint32_t>(num_items), 1, static_cast<uint32_t>(shape.num_threads()),
+            static_cast<uint32_t>(shape.smem_bytes())},
+           &params, stream);
+  }
+
+  void merge(const plan::ForwardCall& call, const DevicePlan& plan, const ForwardParams& forward) const {
+    if (plan.num_merges == 0) return;
+    MergePlanParams params{};
+    plan.fill(params);
+    params.group_size = call.layer.group_size();
+    params.head_dim_v = call.layer.value_dim();
+    params.sinks = forward.sinks;
+    params.out_dtype = dtype_code(call.out.dtype);
+    params.out = forward.out;
+    params.out_token_stride = forward.out_token_stride;
+    params.out_head_stride = forward.out_head_stride;
+    params.lse = forward.lse;
+    params.lse_head_stride = forward.lse_head_stride;
+    params.lse_token_stride = forward.lse_token_stride;
+    const auto row_blocks = static_cast<uint32_t>(std::min<int64_t>((plan.max_merge_rows + 3) / 4, kMaxGridY));
+    launch(*merge_, {static_cast<uint32_t>(plan.num_merges), row_blocks, 128, 0}, &params, handle_of(call.stream));
+  }
+
+  int32_t device_index_;
+  index::ForwardSm80Shape many_rows_shape_{};
+  index::ForwardSm80Shape few_rows_shape_{};
+  const jit::Kernel* many_rows_ = nullptr;
+  const jit::Kernel* few_rows_ = nullptr;
+  const jit::Kernel* merge_ = nullptr;
+  const jit::Kernel* cache_write_ = nullptr;
+  DeviceBuffer score_terms_;
+  const float* alibi_slopes_ = nullptr;
+  const float* sinks_ = nullptr;
+};
+
+StateView view_of(const Tensor& out, const Tensor& lse) {
+  StateView view{};
+  view.out = out.data;
+  view.out_token_stride = out.stride[0];
+  view.out_head_stride = out.stride[1];
+  view.dtype = dtype_code(out.dtype);
+  if (lse.is_given()) {
+    view.lse = static_cast<float*>(lse.data);
+    view.lse_head_stride = lse.stride[0];
+    view.lse_token_stride = lse.stride[1];
+  }
+  return view;
+}
+
+class CudaEngine final : public plan::Engine {
+ public:
+  explicit CudaEngine(int32_t device_index) : device_index_(device_index) { device_facts(device_index); }
+
+  std::unique_ptr<plan::LayerEngine> make_layer(const LayerSpec& layer) const override {
+    return std::make_unique<CudaLayer>(layer, device_index_);
+  }
+
+  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, std::span<const int64_t> slot_mapping,
+                   Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    const jit::Kernel& kernel = jit::kernels().get(plain_source("cache_write", device_facts(device_index_).arch));
+    Upload upload;
+    upload.add(std::vector<int64_t>(slot_mapping.begin(), slot_mapping.end()));
+    const DeviceBuffer slots = upload.place(device_index_, handle_of(stream));
+    write_cache(kernel, key, value, cache, slots.as<const int64_t>(), static_cast<int64_t>(slot_mapping.size()),
+                handle_of(stream));
+    // The slots' memory must outlive the launch. Layers keep theirs in the plan; this single call waits.
+    jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
+  }
+
+  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,
+                    Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    const jit::Kernel& kernel = jit::kernels().get(plain_source("merge_states", device_facts(device_index_).arch));
+    std::vector<StateView> views;
+    for (const State& state : states) views.push_back(view_of(state.out, state.lse));
+    MergeStatesParams params{};
+    params.num_states = static_cast<int>(states.size());
+    params.merged = view_of(out, lse);
+    params.num_tokens = out.shape[0];
+    params.num_heads = static_cast<int>(out.shape[1]);
+    params.head_dim_v = static_cast<int>(out.shape[2]);
+    const int64_t num_rows = out.shape[0] * out.shape[1];
+    if (num_rows == 0) return;
+    DeviceBuffer many;
+    if (views.size() <= static_cast<size_t>(kMaxInlineStates)) {
+      std::copy(views.begin(), views.end(), params.inline_states);
+    } else {
+      Upload upload;
+      upload.add(views);
+      many = upload.place(device_index_, handle_of(stream));
+      params.states = many.as<const StateView>();
+    }
+    launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, &params, handle_of(stream));
+    if (many.address() != 0) jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
+  }
+
+ private:
+  int32_t device_index_;
+};
+
+}  // namespace
+
+std::unique_ptr<plan::Engine> make_engine(int32_t device_index) { return std::make_unique<CudaEngine>(device_index); }
+
+}  // namespace qkv::cuda

@@ -1,0 +1,96 @@
+#include "cuda/kernel_key.hpp"
+
+#include <fmt/format.h>
+
+#include "core/checks.hpp"
+#include "cuda/device/params.hpp"
+#include "cuda/device_text.hpp"
+#include "mask/emit.hpp"
+
+namespace qkv::cuda {
+namespace {
+
+int scope_code(OperandScope scope) {
+  switch (scope) {
+    case OperandScope::request:
+      return 0;
+    case OperandScope::query:
+    case OperandScope::new_key:
+      return 1;
+    case OperandScope::key:
+      return 2;
+  }
+  return 0;
+}
+
+std::string scopes_text(const mask::Program& program) {
+  std::string text;
+  for (const OperandDeclaration& operand : program.operands) text += fmt::format("{}, ", scope_code(operand.scope));
+  return text + "0";  // device code has no empty arrays
+}
+
+std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const mask::Program& program) {
+  const bool alibi = layer.alibi_per_request || !layer.alibi_slopes.empty();
+  const bool always_visible = program.code.back().opcode == mask::Opcode::truth && program.code.back().constant != 0;
+  return fmt::format(
+      "namespace qkv::cuda::key {{\n"
+      "constexpr bool is_bf16 = {};\n"
+      "constexpr int out_dtype = {};\n"
+      "constexpr int head_dim = {}, head_dim_v = {}, group_size = {};\n"
+      "constexpr int page_size = {};\n"
+      "constexpr bool softcap = {}, alibi = {};\n"
+      "constexpr bool mask = {}, mask_by_head = {};\n"
+      "constexpr int num_mask_operands = {};\n"
+      "constexpr int mask_scope[] = {{{}}};\n"
+      "constexpr int tile_q = {}, tile_kv = {};\n"
+      "}}\n",
+      layer.query_dtype == DType::bf16, dtype_code(layer.out_dtype()), layer.head_dim, layer.value_dim(),
+      layer.group_size(), layer.cache ? layer.cache->page_size : 0, layer.softcap > 0, alibi, !always_visible,
+      program.depends_on_head, program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv);
+}
+
+std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
+  std::string name = fmt::format("{} {} {}->{} d{}/{} group {}", key.kernel, key.arch, to_string(layer.query_dtype),
+                                 to_string(layer.out_dtype()), layer.head_dim, layer.value_dim(), layer.group_size());
+  name += layer.cache ? fmt::format(" page {}", layer.cache->page_size) : " dense";
+  if (layer.softcap > 0) name += " softcap";
+  if (layer.alibi_per_request || !layer.alibi_slopes.empty()) name += " alibi";
+  return name + fmt::format(" tile {}x{} mask {}", key.tile_q, key.tile_kv, layer.effective_mask().text());
+}
+
+}  // namespace
+
+int dtype_code(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return 0;
+    case DType::f16:
+      return 1;
+    case DType::bf16:
+      return 2;
+    default:
+      refuse("dtype", to_string(dtype), "f32, f16 or bf16", ErrorCode::internal);
+  }
+}
+
+jit::Source forward_source(const LayerSpec& layer, const ForwardKey& key) {
+  const mask::Program program = mask::compile(layer.effective_mask());
+  jit::Source source;
+  source.name = name_in_words(layer, key);
+  source.text = constants_text(layer, key, program) + "#include \"mask_tile.cuh\"\nnamespace qkv::cuda {\n" +
+                mask::emit_cuda(program) + "}\n" + fmt::format("#include \"{}.cuh\"\n", key.kernel);
+  source.headers = device_headers();
+  source.arch = key.arch;
+  return source;
+}
+
+jit::Source plain_source(const char* kernel, const std::string& arch) {
+  jit::Source source;
+  source.name = fmt::format("{} {}", kernel, arch);
+  source.text = fmt::format("#include \"{}.cuh\"\n", kernel);
+  source.headers = device_headers();
+  source.arch = arch;
+  return source;
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,26 @@
+#include "cuda/launch.hpp"
+
+#include <fmt/format.h>
+
+#include "jit/driver.hpp"
+
+namespace qkv::cuda {
+
+void launch(const jit::Kernel& kernel, const LaunchShape& shape, const void* params, jit::CUstream stream) {
+  jit::CUlaunchConfig config{};
+  config.grid_x = shape.grid_x;
+  config.grid_y = shape.grid_y;
+  config.grid_z = 1;
+  config.block_x = shape.threads;
+  config.block_y = 1;
+  config.block_z = 1;
+  config.dynamic_shared_bytes = shape.shared_bytes;
+  config.stream = stream;
+  void* arguments[] = {const_cast<void*>(params)};  // NOLINT(cppcoreguidelines-pro-type-const-cast): copied by the call
+  jit::check(jit::driver().launch_kernel_ex(&config, kernel.function, arguments, nullptr), "cuLaunchKernelEx", [&] {
+    return fmt::format("{}, grid {} x {}, {} threads, {} bytes of shared memory", kernel.name, shape.grid_x,
+                       shape.grid_y, shape.threads, shape.shared_bytes);
+  });
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,20 @@
+// One launch, with what it was in the error if it fails.
+#pragma once
+
+#include <cstdint>
+
+#include "jit/module.hpp"
+
+namespace qkv::cuda {
+
+struct LaunchShape {
+  uint32_t grid_x = 1;
+  uint32_t grid_y = 1;
+  uint32_t threads = 1;
+  uint32_t shared_bytes = 0;
+};
+
+// The kernel takes one parameter, a struct.
+void launch(const jit::Kernel& kernel, const LaunchShape& shape, const void* params, jit::CUstream stream);
+
+}  // namespace qkv::cuda

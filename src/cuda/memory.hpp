@@ -1,0 +1,80 @@
+// Device memory that is freed with its owner, and the current context for the time of a call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "jit/cuda_api.hpp"
+
+namespace qkv::cuda {
+
+// Makes the device's primary context current on this thread, and what was current before again at the end.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int32_t index);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  jit::CUcontext before_ = nullptr;
+  bool changed_ = false;
+};
+
+struct DeviceFacts {
+  std::string arch;  // what kernels are compiled for: "sm_90a", "sm_80", …
+  int32_t num_multiprocessors = 0;
+  int32_t max_shared_bytes = 0;  // that a CTA may ask for
+};
+
+// Throws unavailable where there is no such device, unsupported where it is older than sm_80.
+const DeviceFacts& device_facts(int32_t index);
+
+class DeviceBuffer {
+ public:
+  DeviceBuffer() = default;
+  DeviceBuffer(int32_t device_index, size_t bytes);
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
+  DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  jit::CUdeviceptr address() const { return address_; }
+  template <class T>
+  T* as(size_t byte_offset = 0) const {
+    return reinterpret_cast<T*>(address_ + byte_offset);
+  }
+  // Host memory may be reused when the call returns.
+  void upload(const void* data, size_t bytes, jit::CUstream stream) const;
+
+ private:
+  void swap(DeviceBuffer& other) noexcept {
+    std::swap(address_, other.address_);
+    std::swap(device_index_, other.device_index_);
+  }
+  jit::CUdeviceptr address_ = 0;
+  int32_t device_index_ = 0;
+};
+
+// Many small host arrays to the device in one copy.
+class Upload {
+ public:
+  // The offset at which the array will lie.
+  template <class T>
+  size_t add(const std::vector<T>& values) {
+    return add_bytes(values.data(), values.size() * sizeof(T));
+  }
+  DeviceBuffer place(int32_t device_index, jit::CUstream stream) const;
+
+ private:
+  size_t add_bytes(const void* data, size_t bytes);
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace qkv::cuda

@@ -1,0 +1,98 @@
+#include "cuda/placed_plan.hpp"
+
+#include <algorithm>
+
+namespace qkv::cuda {
+namespace {
+
+std::vector<WorkItem> items_of(const plan::PlanData& plan, bool few_rows) {
+  std::vector<WorkItem> items;
+  for (const plan::WorkItem& item : plan.items) {
+    if (item.few_rows != few_rows) continue;
+    items.push_back({item.request, item.kv_head, item.query_begin, item.query_end, item.segment_begin, item.segment_end,
+                     item.state_row});
+  }
+  return items;
+}
+
+std::vector<KeySegment> segments_of(const plan::PlanData& plan) {
+  std::vector<KeySegment> segments;
+  for (const mask::KeySegment& segment : plan.segments) {
+    segments.push_back({segment.begin, segment.end, segment.tile_class == TileClass::full ? 1 : 0});
+  }
+  return segments;
+}
+
+std::vector<MergeItem> merges_of(const plan::PlanData& plan) {
+  std::vector<MergeItem> merges;
+  for (const plan::MergeItem& merge : plan.merges) {
+    merges.push_back(
+        {merge.request, merge.kv_head, merge.query_begin, merge.query_end, merge.num_states, merge.state_row});
+  }
+  return merges;
+}
+
+}  // namespace
+
+DevicePlan::DevicePlan(const plan::PlanData& plan, int32_t device_index, jit::CUstream stream) {
+  const bool paged = plan.layer.cache.has_value();
+  std::vector<WorkItem> all = items_of(plan, true);
+  num_few_rows_items = static_cast<int32_t>(all.size());
+  const std::vector<WorkItem> many = items_of(plan, false);
+  num_many_rows_items = static_cast<int32_t>(many.size());
+  all.insert(all.end(), many.begin(), many.end());
+  num_merges = static_cast<int32_t>(plan.merges.size());
+  for (const plan::MergeItem& merge : plan.merges) {
+    max_merge_rows = std::max<int64_t>(max_merge_rows, merge.query_end - merge.query_begin);
+  }
+  max_merge_rows *= plan.layer.group_size();
+
+  Upload upload;
+  const size_t items_at = upload.add(all);
+  const size_t segments_at = upload.add(segments_of(plan));
+  const size_t merges_at = upload.add(merges_of(plan));
+  const size_t starts_at = upload.add(plan.query_start_loc);
+  const size_t lengths_at = upload.add(plan.seq_lens);
+  const size_t key_start_at = upload.add(plan.key_start);
+  const size_t page_start_at = upload.add(plan.page_start);
+  const size_t pages_at = upload.add(plan.pages);
+  const size_t slots_at = upload.add(plan.slot_mapping);
+  const size_t slopes_at = upload.add(plan.alibi_slopes);
+  std::vector<size_t> operands_at;
+  for (const std::vector<int32_t>& operand : plan.operands) operands_at.push_back(upload.add(operand));
+  arrays_ = upload.place(device_index, stream);
+
+  const auto rows = static_cast<size_t>(plan.num_state_rows);
+  states_lse_offset_ = rows * plan.layer.value_dim() * sizeof(float);
+  states_ = DeviceBuffer(device_index, states_lse_offset_ + rows * sizeof(float));
+
+  items = arrays_.as<const WorkItem>(items_at);
+  slots = arrays_.as<const int64_t>(slots_at);
+  num_slots = static_cast<int64_t>(plan.slot_mapping.size());
+
+  forward_.pages = arrays_.as<const int>(pages_at);
+  forward_.page_start = arrays_.as<const long long>(paged ? page_start_at : key_start_at);
+  forward_.page_size = paged ? plan.layer.cache->page_size : 0;
+  forward_.query_start_loc = arrays_.as<const int>(starts_at);
+  forward_.seq_lens = arrays_.as<const int>(lengths_at);
+  forward_.segments = arrays_.as<const KeySegment>(segments_at);
+  forward_.key_start = arrays_.as<const long long>(key_start_at);
+  for (size_t i = 0; i < operands_at.size(); ++i) forward_.mask_operands[i] = arrays_.as<const int>(operands_at[i]);
+  if (plan.layer.alibi_per_request) {
+    forward_.alibi_slopes = arrays_.as<const float>(slopes_at);
+    forward_.alibi_request_stride = plan.layer.num_q_heads;
+  }
+  forward_.state_out = states_.as<float>();
+  forward_.state_lse = states_.as<float>(states_lse_offset_);
+
+  merge_.items = arrays_.as<const MergeItem>(merges_at);
+  merge_.states = forward_.state_out;
+  merge_.states_lse = forward_.state_lse;
+  merge_.query_start_loc = forward_.query_start_loc;
+}
+
+void DevicePlan::fill(ForwardParams& params) const { params = forward_; }
+
+void DevicePlan::fill(MergePlanParams& params) const { params = merge_; }
+
+}  // namespace qkv::cuda

@@ -1,0 +1,86 @@
+// Every kernel of the test matrix compiles with NVRTC, without a GPU, and the main ones without spills.
+#include <gtest/gtest.h>
+
+#include "core/index/forward_sm80_shape.hpp"
+#include "cuda/kernel_key.hpp"
+#include "jit/module.hpp"
+#include "jit/needs_nvrtc.hpp"
+#include "support/small_layer.hpp"
+
+namespace qkv::cuda {
+namespace {
+
+struct Architecture {
+  const char* name;
+  int shared_bytes;  // of a CTA
+};
+
+constexpr Architecture kArchitectures[] = {{"sm_90a", 232448}, {"sm_80", 166912}};
+
+LayerSpec gpu_layer(int32_t group_size, int32_t head_dim, int32_t head_dim_v, std::optional<CacheSpec> cache) {
+  LayerSpec layer = testing::layer_of(2 * group_size, 2, head_dim);
+  layer.head_dim_v = head_dim_v;
+  layer.query_dtype = layer.kv_dtype = DType::bf16;
+  layer.cache = cache;
+  return layer;
+}
+
+std::vector<LayerSpec> matrix() {
+  std::vector<LayerSpec> layers = {
+      gpu_layer(4, 128, 128, CacheSpec{16}), gpu_layer(1, 64, 64, std::nullopt),
+      gpu_layer(8, 192, 128, CacheSpec{64}), gpu_layer(1, 256, 256, CacheSpec{16}),
+      gpu_layer(3, 72, 72, CacheSpec{1}),    gpu_layer(7, 512, 512, CacheSpec{19}),
+      gpu_layer(71, 64, 64, CacheSpec{16}),  gpu_layer(4, 128, 128, CacheSpec{16}),
+      gpu_layer(4, 128, 128, std::nullopt),  gpu_layer(2, 96, 40, CacheSpec{32}),
+  };
+  layers[1].mask = mask::everything();
+  layers[2].mask = mask::prefix_lm(1023, true);
+  layers[3].softcap = 50;
+  layers[4].query_dtype = layers[4].kv_dtype = DType::f16;
+  layers[4].alibi_per_request = true;
+  layers[5].mask = mask::tree() & (mask::q_head() != 3);
+  layers[7].mask = mask::per_request_causal() & mask::window(128, 128);
+  layers[7].softcap = 30;
+  layers[7].alibi_slopes.assign(8, 0.5F);
+  layers[8].mask = mask::document() & mask::rswa(64);
+  layers[8].output_dtype = DType::f32;
+  return layers;
+}
+
+class kernels_compile : public NeedsNvrtc, public ::testing::WithParamInterface<size_t> {};
+class small_kernels_compile : public NeedsNvrtc {};
+
+TEST_P(kernels_compile, forward_sm80) {
+  const LayerSpec layer = matrix()[GetParam()];
+  ASSERT_TRUE(explain(layer, {DeviceKind::cuda, 0}).empty());
+  for (const Architecture& architecture : kArchitectures) {
+    index::ForwardSm80Shape shape =
+        index::forward_sm80_shape(layer.head_dim, layer.value_dim(), architecture.shared_bytes);
+    for (const int tile_q : {shape.tile_q, 16}) {
+      const jit::Source source = forward_source(layer, {"forward_sm80", architecture.name, tile_q, shape.tile_kv});
+      const jit::Compiled compiled = jit::compile(source);
+      EXPECT_FALSE(compiled.cubin.empty());
+      EXPECT_EQ(compiled.entry, "forward_sm80");
+      // Above 256, the accumulators alone fill the registers: some 100 bytes of a row's bookkeeping go to memory.
+      if (layer.head_dim <= 256) {
+        EXPECT_EQ(compiled.usage.spill_store_bytes, 0) << source.name;
+      }
+      EXPECT_TRUE(compiled.usage.serialized_wgmma.empty()) << source.name;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(matrix, kernels_compile, ::testing::Range<size_t>(0, matrix().size()));
+
+TEST_F(small_kernels_compile, without_constants) {
+  for (const Architecture& architecture : kArchitectures) {
+    for (const char* kernel : {"merge_plan_states", "merge_states", "cache_write", "gather"}) {
+      const jit::Compiled compiled = jit::compile(plain_source(kernel, architecture.name));
+      EXPECT_FALSE(compiled.cubin.empty());
+      EXPECT_EQ(compiled.usage.spill_store_bytes, 0) << kernel;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace qkv::cuda
