@@ -1,0 +1,385 @@
+// Forward attention for Hopper, many query rows: a persistent CTA an SM, one warpgroup that loads (TMA), two or three
+// that multiply (wgmma), 64 packed query rows each. A consumer walks one continuous stream of (item, keys) steps and
+// never drains at an item's edge. docs/forward_sm90_many_rows.md tells why it looks as it does and what each choice is
+// worth; core/index/forward_sm90_many_rows_shape.hpp has its shapes, pipeline.cuh the protocol of its barriers.
+//
+// The text before this file: namespace qkv::cuda::key with
+//   is_bf16, out_dtype, head_dim, head_dim_v, group_size, page_size, softcap, alibi, mask, mask_by_head,
+//   num_mask_operands, mask_scope, tile_q, tile_kv, and
+//   positive_factor  ForwardParams::query_factor > 0: scores need no factor before the maximum is taken
+//   ping_pong        warpgroups take turns
+// then #include "mask_tile.cuh" and, where key::mask, the function visible() in qkv::cuda.
+#pragma once
+
+#include "mask_tile.cuh"
+#include "pipeline.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/warpgroup.cuh"
+#include "ptx/wgmma.cuh"
+#include "scheduler.cuh"
+#include "tile/descriptor.cuh"
+#include "tile/lazy_softmax.cuh"
+#include "tile/load_tiles.cuh"
+#include "tile/recompute_rows.cuh"
+#include "tile/store_rows.cuh"
+
+namespace qkv::cuda {
+namespace many_rows {
+
+constexpr index::ManyRowsShape kShape = index::many_rows_shape(key::head_dim, key::head_dim_v);
+constexpr index::ManyRowsLayout kLayout = index::many_rows_layout(kShape, key::head_dim, key::head_dim_v);
+constexpr int kThreads = index::many_rows_threads(kShape);
+constexpr int kConsumers = kShape.consumers;
+constexpr int kTileKv = kShape.tile_kv;
+constexpr int kConsumerQueryBytes = 64 * key::head_dim * 2;
+// Entry registers x threads = what all warps may hold together: 168 x 384, 128 x 512.
+constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
+constexpr bool kTransformsScores = key::softcap || key::alibi || !key::positive_factor;
+
+static_assert(kTileKv == key::tile_kv && index::many_rows_tile_q(kShape) == key::tile_q);
+static_assert(index::many_rows_supports(key::head_dim, key::head_dim_v, key::page_size));
+
+// A warpgroup of 64 query rows.
+class Consumer {
+ public:
+  __device__ __forceinline__ Consumer(const ForwardParams& params, unsigned memory, Control* control, int consumer)
+      : params_(params),
+        control_(control),
+        consumer_(consumer),
+        queries_(tile::descriptor_k_major(memory + consumer * kConsumerQueryBytes)),
+        keys_(tile::descriptor_k_major(memory + kLayout.key_begin)),
+        values_(tile::descriptor_n_major(memory + kLayout.value_begin, tile::kBoxRows)),
+        values_address_(memory + kLayout.value_begin) {}
+
+  __device__ __forceinline__ void run() {
+    if (key::ping_pong && consumer_ == kConsumers - 1) pass_turn();  // or nobody ever starts
+    wait(control_->query_full[0], 0);
+    wait(control_->key_full[0], 0);
+    step_ = control_->steps[0];
+    multiply_keys<0>();
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(scores_);
+    release_keys<0>(step_);
+    update_scores(step_);
+    pack<0>();
+    while (run_step<0>() && run_step<1>()) phase_ ^= 1;
+    store_item(items_, softmax_);
+  }
+
+  __device__ __forceinline__ bool any_not_finite() const { return __any_sync(kAllLanes, not_finite_); }
+
+ private:
+  static constexpr int kBuffers = kShape.weight_buffers;
+
+  // Weights of the present step lie in buffer kStage (of two), its values in stage kStage. Returns whether steps
+  // follow.
+  template <int kStage>
+  __device__ __forceinline__ bool run_step() {
+    if constexpr (kBuffers == 2) return run_step_two_buffers<kStage>();
+    return run_step_one_buffer<kStage>();
+  }
+
+  // Products of two steps overlap: the values of the step before are waited for behind the keys of the next one, and
+  // an item that ended is stored under them.
+  template <int kStage>
+  __device__ __forceinline__ bool run_step_two_buffers() {
+    constexpr int kNext = kStage ^ 1;
+    const Step step = step_;
+    const int item = items_;
+    const bool more = begin_next<kStage>();
+    take_turn();
+    multiply_keys<kNext>();  // of old keys behind the last step: a branch here would serialise the products
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<1>();
+    ptx::pin(output_);
+    if (step.bits & kStepFirst) {
+      if (item > 0) {
+        release(control_->value_free[kNext]);
+        store_item(item - 1, ended_);
+      }
+    } else {
+      release(control_->value_free[kNext]);
+      rescale();
+    }
+    multiply_values<kStage>(step);
+    pass_turn();
+    if (!more) return drain();
+    ptx::wgmma_wait_group<1>();
+    ptx::pin(scores_);
+    release_keys<kNext>(step_);
+    update_scores(step_);
+    pack<kNext>();
+    return true;
+  }
+
+  // One buffer of weights: it is free when the product with values is done, a softmax later.
+  template <int kStage>
+  __device__ __forceinline__ bool run_step_one_buffer() {
+    constexpr int kNext = kStage ^ 1;
+    const Step step = step_;
+    const bool more = begin_next<kStage>();
+    take_turn();
+    multiply_keys<kNext>();
+    ptx::wgmma_commit_group();
+    multiply_values<kStage>(step);
+    pass_turn();
+    if (!more) return drain();
+    ptx::wgmma_wait_group<1>();
+    ptx::pin(scores_);
+    release_keys<kNext>(step_);
+    update_scores(step_);
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(output_);
+    ptx::pin(weights_[0]);
+    release(control_->value_free[kStage]);
+    if (step_.bits & kStepFirst) {
+      store_item(items_ - 1, ended_);
+    } else {
+      rescale();
+    }
+    pack<0>();
+    return true;
+  }
+
+  // Waits for the keys (and queries) of the step after the present one.
+  template <int kStage>
+  __device__ __forceinline__ bool begin_next() {
+    const unsigned bits = step_.bits;
+    if (bits & kStepFinal) return false;
+    wait(control_->key_full[kStage ^ 1], phase_ ^ (kStage == 1));
+    step_ = control_->steps[kStage ^ 1];
+    if (bits & kStepLast) {
+      query_.advance();
+      ++items_;
+      wait(control_->query_full[query_.stage()], query_.phase());
+    }
+    return true;
+  }
+
+  // Waits here, not where the paths join: moving accumulators of products under way would serialise all of them.
+  __device__ __forceinline__ bool drain() {
+    ptx::wgmma_wait_group<0>();
+    ptx::pin(scores_);
+    ptx::pin(output_);
+    return false;
+  }
+
+  __device__ __forceinline__ void update_scores(const Step& step) {
+    if (step.bits & kStepFirst) {
+      ended_ = softmax_;
+      softmax_ = tile::LazySoftmax();
+    }
+    if constexpr (kTransformsScores) transform(step);
+    if ((step.bits & (kStepKeys | kStepPartial)) != kTileKv) hide(step);
+    softmax_.update(scores_, score_factor(), decay_);
+  }
+
+  __device__ __forceinline__ float score_factor() const { return kTransformsScores ? 1.0F : params_.query_factor; }
+
+  template <int kBuffer>
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int i = 0; i < kTileKv / 4; ++i) {
+      weights_[kBuffer][i] = ptx::pack_16<key::is_bf16>(scores_[2 * i], scores_[2 * i + 1]);
+    }
+  }
+
+  template <int kStage>
+  __device__ __forceinline__ void multiply_keys() {
+    constexpr unsigned kSlotStep = kLayout.query_slot_bytes / 16;
+    constexpr unsigned kStageStep = kLayout.key_stage_bytes / 16;
+    const unsigned queries = queries_ + (kShape.query_slots == 1 ? 0 : query_.stage() * kSlotStep);
+    ptx::pin(scores_);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < key::head_dim / 16; ++k) {
+      ptx::wgmma_k16_ss<key::is_bf16>(scores_, queries + tile::k_major_step(k, 64),
+                                      keys_ + kStage * kStageStep + tile::k_major_step(k, kTileKv), k > 0);
+    }
+  }
+
+  template <int kStage>
+  __device__ __forceinline__ void multiply_values(const Step& step) {
+    constexpr int kBuffer = kBuffers == 2 ? kStage : 0;
+    constexpr unsigned kStageStep = kLayout.value_stage_bytes / 16;
+    wait(control_->value_full[kStage], phase_);
+    const int keys = step.bits & kStepKeys;
+    if (keys != kTileKv) clear_values(values_address_ + kStage * kLayout.value_stage_bytes, keys);
+    const int continues = (step.bits & kStepFirst) == 0;
+    ptx::pin(output_);
+    ptx::pin(weights_[kBuffer]);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kTileKv / 16; ++k) {
+      ptx::wgmma_k16_rs_transposed<key::is_bf16>(
+          output_, &weights_[kBuffer][4 * k],
+          values_ + kStage * kStageStep + tile::n_major_step(k, tile::kBoxRows, key::head_dim_v),
+          k > 0 ? 1 : continues);
+    }
+    ptx::wgmma_commit_group();
+  }
+
+  // Values behind the last key have weight 0, but whatever lies there may be NaN. Every consumer writes the same zeros.
+  __device__ __forceinline__ void clear_values(unsigned stage, int keys) {
+    constexpr int kRowChunks = key::head_dim_v / 8;
+    for (int i = keys * kRowChunks + threadIdx.x % 128; i < kTileKv * kRowChunks; i += 128) {
+      const int row = i / kRowChunks, chunk = i % kRowChunks;
+      const unsigned address = stage + row / tile::kBoxRows * (tile::kBoxRows * key::head_dim_v * 2) +
+                               chunk / 8 * (tile::kBoxRows * 128) + row % tile::kBoxRows * 128 + chunk % 8 * 16;
+      ptx::store_shared_zero_16(address);
+    }
+    ptx::fence_proxy_async();
+    ptx::named_barrier_sync(kBarrierWarpgroup + consumer_, 128);
+  }
+
+  // Multiplies the output where the maximum of one of the warp's rows has moved: by exactly 1 where it has not.
+  __device__ __forceinline__ void rescale() {
+    if (!__any_sync(kAllLanes, decay_[0] != 1.0F || decay_[1] != 1.0F)) return;
+#pragma unroll
+    for (int i = 0; i < key::head_dim_v / 2; ++i) output_[i] *= decay_[i >> 1 & 1];
+  }
+
+  __device__ __forceinline__ const ItemRecord& record(int item) const { return control_->records[item % kItemRecords]; }
+
+  // Calls f(score, r, offset) for the thread's row r and the key at kv_begin + offset.
+  template <class F>
+  __device__ __forceinline__ void for_each_score(F f) {
+#pragma unroll
+    for (int i = 0; i < kTileKv / 2; ++i) f(scores_[i], i >> 1 & 1, index::accumulator_column(threadIdx.x % 4, i));
+  }
+
+  __device__ __forceinline__ int row(int r) const {
+    return consumer_ * 64 + index::accumulator_row(threadIdx.x % 128, 2 * r);
+  }
+
+  // The row, or the item's last where there is none: computed, never stored.
+  __device__ __forceinline__ RowInfo row_info(const WorkItem& item, int r) const {
+    const int last = (item.query_end - item.query_begin) * key::group_size - 1;
+    return RowInfo::of<key::group_size>(item, min(row(r), last));
+  }
+
+  __device__ __forceinline__ void transform(const Step& step) {
+    float slope[2] = {0.0F, 0.0F};
+    int distance[2] = {0, 0};
+    if constexpr (key::alibi) {
+      const ItemRecord& of = record(items_);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const RowInfo info = row_info(of.item, r);
+        slope[r] = kLog2e * params_.alibi_slopes[of.item.request * params_.alibi_request_stride + info.q_head];
+        distance[r] = info.query + of.kv_len - of.q_len - step.kv_begin;
+      }
+    }
+    for_each_score([&](float& score, int r, int offset) {
+      score *= params_.query_factor;
+      if constexpr (key::softcap) score = tanh_by_exp2(score) * params_.softcap_log2;
+      if constexpr (key::alibi) score -= slope[r] * static_cast<float>(abs(distance[r] - offset));
+    });
+  }
+
+  // Keys that do not count, and those that the mask hides.
+  __device__ __forceinline__ void hide(const Step& step) {
+    const int keys = step.bits & kStepKeys;
+    if constexpr (!key::mask) {
+      for_each_score([&](float& score, int, int offset) {
+        if (offset >= keys) score = negative_infinity();
+      });
+    } else {
+      const ItemRecord& of = record(items_);
+      const WorkItem item = of.item;
+      const SeqInfo seq(of.token_begin, of.q_len, of.kv_len, 0);
+      const MaskContext context(params_, seq, item.request);
+      const RowInfo info[2] = {row_info(item, 0), row_info(item, 1)};
+      const int q_pos[2] = {seq.q_pos(info[0].query), seq.q_pos(info[1].query)};
+      for_each_score([&](float& score, int r, int offset) {
+        const bool seen = offset < keys && is_visible(context, q_pos[r], step.kv_begin + offset, info[r]);
+        if (!seen) score = negative_infinity();
+      });
+    }
+  }
+
+  __device__ __forceinline__ void store_item(int item, const tile::LazySoftmax& softmax) {
+    not_finite_ |= tile::store_rows(params_, record(item), consumer_, score_factor(), softmax, output_);
+  }
+
+  __device__ __forceinline__ static void wait(const unsigned long long& barrier, int parity) {
+    ptx::mbarrier_wait(shared_address_of(&barrier), parity);
+  }
+  __device__ __forceinline__ static void release(const unsigned long long& barrier) {
+    if (lane_index() == 0) ptx::mbarrier_arrive(shared_address_of(&barrier));
+  }
+  template <int kStage>
+  __device__ __forceinline__ void release_keys(const Step& step) {
+    release(control_->key_free[kStage]);
+    if (step.bits & kStepLast) release(control_->query_free[query_.stage()]);
+  }
+
+  __device__ __forceinline__ void take_turn() const {
+    if constexpr (key::ping_pong) ptx::named_barrier_sync(kBarrierTurn + consumer_, 256);
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (key::ping_pong) {
+      ptx::named_barrier_arrive(kBarrierTurn + (consumer_ + 1 == kConsumers ? 0 : consumer_ + 1), 256);
+    }
+  }
+
+  const ForwardParams& params_;
+  Control* const control_;
+  const int consumer_;
+  const unsigned queries_, keys_, values_;  // descriptors of slot and stage 0
+  const unsigned values_address_;
+
+  float scores_[kTileKv / 2];  // of the newest step
+  float output_[key::head_dim_v / 2] = {};
+  unsigned weights_[kBuffers][kTileKv / 4];
+  tile::LazySoftmax softmax_, ended_;  // of the newest step's item, of the item before
+  float decay_[2] = {1.0F, 1.0F};      // of the output, by the newest step
+  Step step_;                          // the newest step
+  Ring<kShape.query_slots> query_;     // of its item
+  int items_ = 0;                      // before its item
+  bool not_finite_ = false;            // some output
+  int phase_ = 0;                      // of the present step's stages
+};
+
+}  // namespace many_rows
+
+// Grid: at most one CTA an SM, index::many_rows_threads threads, index::many_rows_layout(…).bytes of shared memory.
+extern "C" __global__ void __launch_bounds__(many_rows::kThreads, 1)
+    forward_sm90_many_rows(const __grid_constant__ ForwardParams params, const __grid_constant__ ManyRowsParams many,
+                           const __grid_constant__ ptx::TensorMap query_map,
+                           const __grid_constant__ ptx::TensorMap key_map,
+                           const __grid_constant__ ptx::TensorMap value_map) {
+  using namespace many_rows;
+  extern __shared__ __align__(1024) char shared_memory[];
+  const unsigned memory = shared_address_of(shared_memory);
+  Control* const control = reinterpret_cast<Control*>(shared_memory + kLayout.control_begin);
+  const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
+  const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) init_barriers(control, kConsumers);
+  __syncthreads();
+  if (many.cta_begin[blockIdx.x] == many.cta_begin[blockIdx.x + 1]) return;
+
+  if (warpgroup == 0) {
+    ptx::give_registers<kLoaderRegisters>();
+    constexpr int kKeyWarps = tile::kBoxes == 1 ? 1 : 2;
+    const tile::TensorMaps maps{&query_map, &key_map, &value_map};
+    if (warp == 0) {
+      tile::load_queries<kShape.query_slots>(params, many, maps, control, memory);
+    } else if (warp == 1) {
+      tile::load_values(params, many, maps, control, memory + kLayout.value_begin);
+    } else if (warp - 2 < kKeyWarps) {
+      tile::load_keys<kKeyWarps>(params, many, maps, control, memory + kLayout.key_begin, warp - 2);
+    }
+  } else {
+    ptx::take_registers<kConsumerRegisters>();
+    Consumer consumer(params, memory, control, warpgroup - 1);
+    consumer.run();
+    if constexpr (key::mask) {
+      if (consumer.any_not_finite()) tile::recompute_rows(params, many, (warp - 4) * 16);
+    }
+  }
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,78 @@
+// Shared memory of the many-rows kernel and the protocol between its warps.
+//   query_full, key_full, value_full   one arrival (the loader's, with the bytes it expects)
+//   query_free, key_free, value_free   one arrival a consumer warp
+// In a stage's (or slot's) n-th use, consumers wait for "full" with parity n & 1, loaders for "free" with the other
+// parity. What travels with a barrier (Step with key_full, ItemRecord with query_full) is written before the loader's
+// arrival and read after the consumers' wait.
+#pragma once
+
+#include "core/index/forward_sm90_many_rows_shape.hpp"
+#include "params.hpp"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+
+namespace qkv::cuda {
+
+// One step of the stream: a run of up to tile_kv keys for the query rows of an item.
+struct Step {
+  int kv_begin;
+  unsigned bits;  // keys that count (kStepKeys), and flags
+};
+constexpr unsigned kStepKeys = 0xFFFF;
+constexpr unsigned kStepPartial = 1u << 16;  // some row does not see some key
+constexpr unsigned kStepFirst = 1u << 17;    // of its item
+constexpr unsigned kStepLast = 1u << 18;     // of its item
+constexpr unsigned kStepFinal = 1u << 19;    // of the CTA's stream
+
+// An item and what its request adds. The loader writes it word by word, see kRecord….
+struct ItemRecord {
+  WorkItem item;
+  int token_begin;
+  int q_len;
+  int kv_len;
+  int unused[5];
+};
+constexpr int kRecordTokenBegin = 8, kRecordQLen = 9, kRecordKvLen = 10, kRecordWords = 11;
+
+// A record is read until its item's rows are stored. The loader writes the fourth after it later than that.
+constexpr int kItemRecords = 4;
+
+struct Control {
+  unsigned long long query_full[2], query_free[2];
+  unsigned long long key_full[2], key_free[2];
+  unsigned long long value_full[2], value_free[2];
+  Step steps[2];  // by key stage
+  ItemRecord records[kItemRecords];
+};
+static_assert(sizeof(ItemRecord) == 64 && sizeof(Control) <= index::kManyRowsControlBytes);
+
+// Named barriers; 0 is __syncthreads.
+constexpr int kBarrierTurn = 1;       // + consumer: its turn to issue products
+constexpr int kBarrierWarpgroup = 5;  // + consumer: its own threads
+
+__device__ __forceinline__ unsigned shared_address_of(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void init_barriers(Control* control, int consumers) {
+  for (int i = 0; i < 2; ++i) {
+    ptx::mbarrier_init(shared_address_of(&control->query_full[i]), 1);
+    ptx::mbarrier_init(shared_address_of(&control->query_free[i]), 4 * consumers);
+    ptx::mbarrier_init(shared_address_of(&control->key_full[i]), 1);
+    ptx::mbarrier_init(shared_address_of(&control->key_free[i]), 4 * consumers);
+    ptx::mbarrier_init(shared_address_of(&control->value_full[i]), 1);
+    ptx::mbarrier_init(shared_address_of(&control->value_free[i]), 4 * consumers);
+  }
+  ptx::fence_mbarrier_init();
+}
+
+// The stage (or slot) and the parity of the n-th use.
+template <int kStages>
+struct Ring {
+  int uses = 0;
+  __device__ __forceinline__ int stage() const { return uses % kStages; }
+  __device__ __forceinline__ int phase() const { return uses / kStages & 1; }
+  __device__ __forceinline__ void advance() { ++uses; }
+};
+
+}  // namespace qkv::cuda

@@ -1,0 +1,26 @@
+// Low halves of wgmma's shared-memory descriptors for 128-byte swizzled tiles of 16-bit elements, and the steps of
+// k = 16 through them. A tile is blocks of 64 columns, each rows x 128 bytes, beginning at a multiple of 1024.
+#pragma once
+
+namespace qkv::cuda::tile {
+
+// Bits 0-13: address / 16. In a cluster the upper address bits hold the CTA's rank; they would fall into the
+// leading offset, hence the mask.
+__device__ __forceinline__ unsigned descriptor_address(unsigned address) { return (address & 0x3FFFF) >> 4; }
+
+// Rows are rows of the operand (queries, keys): the leading offset is ignored.
+__device__ __forceinline__ unsigned descriptor_k_major(unsigned address) {
+  return descriptor_address(address) | 1u << 16;
+}
+__device__ constexpr unsigned k_major_step(int k, int rows) { return k / 4 * (rows * 8) + k % 4 * 2; }
+
+// Rows are steps along k (values): the leading offset leads from one block of 64 columns to the next. Boxes of
+// box_rows tokens lie one after another, each with all its blocks.
+__device__ __forceinline__ unsigned descriptor_n_major(unsigned address, int box_rows) {
+  return descriptor_address(address) | static_cast<unsigned>(box_rows * 8) << 16;
+}
+__device__ constexpr unsigned n_major_step(int k, int box_rows, int columns) {
+  return k * 16 / box_rows * (box_rows * columns / 8) + k * 16 % box_rows * 8;
+}
+
+}  // namespace qkv::cuda::tile

@@ -1,0 +1,153 @@
+// The exact path for values that are not finite and hidden. In the products, 0·NaN is NaN: such a value spoils the rows
+// of its step that do not see it, so a row that came out as NaN may be innocent. Rows are stored first, and when a
+// warp's stream has ended, those that hold NaN are computed again, key by visible key. Nothing is paid for it before.
+#pragma once
+
+#include "epilogue.cuh"
+#include "mask_tile.cuh"
+#include "scheduler.cuh"
+
+namespace qkv::cuda::tile {
+
+constexpr int kLaneColumns = key::head_dim_v / 32;  // of a row, in pairs: 2·lane + 64·i
+
+__device__ __forceinline__ long long key_value_offset(const ForwardParams& params, const KeyValueLayout& layout,
+                                                      const SeqInfo& seq, int kv_head, int position) {
+  constexpr int kPageTokens = key::page_size > 0 ? key::page_size : 1;
+  const bool paged = key::page_size > 0;
+  const long long page = paged ? params.pages[seq.key_begin + position / kPageTokens] : 0;
+  const long long token = paged ? position % kPageTokens : seq.key_begin + position;
+  return page * layout.page_stride + token * layout.token_stride + kv_head * layout.head_stride;
+}
+
+__device__ __forceinline__ float dot_row(const unsigned short* a, const unsigned short* b) {
+  float sum = 0.0F;
+#pragma unroll 1
+  for (int chunk = 0; chunk < key::head_dim / 8; ++chunk) {
+    const uint4 x = reinterpret_cast<const uint4*>(a)[chunk], y = reinterpret_cast<const uint4*>(b)[chunk];
+    const unsigned pairs_x[4] = {x.x, x.y, x.z, x.w}, pairs_y[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum = fmaf(ptx::f32_from_16<key::is_bf16>(pairs_x[i]), ptx::f32_from_16<key::is_bf16>(pairs_y[i]), sum);
+      sum =
+          fmaf(ptx::f32_from_16<key::is_bf16>(pairs_x[i] >> 16), ptx::f32_from_16<key::is_bf16>(pairs_y[i] >> 16), sum);
+    }
+  }
+  return sum;
+}
+
+// A warp's row in the making: 32 keys at a time, a lane each for the scores, columns by lane for the values.
+struct RowState {
+  float max = negative_infinity();
+  float sum = 0.0F;
+  float output[kLaneColumns] = {};
+
+  __device__ __forceinline__ void add(float score, bool seen, const unsigned short* values, long long offset) {
+    float tile_max = score;
+    for (int lanes = 16; lanes > 0; lanes /= 2) tile_max = fmaxf(tile_max, __shfl_xor_sync(kAllLanes, tile_max, lanes));
+    const float new_max = fmaxf(max, tile_max);
+    const float base = new_max == negative_infinity() ? 0.0F : new_max;
+    const float decay = exp2_approx(max - base);
+    const float weight = exp2_approx(score - base);
+    float tile_sum = weight;
+    for (int lanes = 16; lanes > 0; lanes /= 2) tile_sum += __shfl_xor_sync(kAllLanes, tile_sum, lanes);
+    max = new_max;
+    sum = fmaf(sum, decay, tile_sum);
+    for (float& column : output) column *= decay;
+    const unsigned visible = __ballot_sync(kAllLanes, seen);
+#pragma unroll 1
+    for (int k = 0; k < 32; ++k) {
+      if ((visible >> k & 1) == 0) continue;
+      const float key_weight = __shfl_sync(kAllLanes, weight, k);
+      const unsigned short* value = values + __shfl_sync(kAllLanes, offset, k) + 2 * lane_index();
+#pragma unroll
+      for (int i = 0; i < kLaneColumns / 2; ++i) {
+        const unsigned pair = *reinterpret_cast<const unsigned*>(value + 64 * i);
+        output[2 * i] = fmaf(key_weight, ptx::f32_from_16<key::is_bf16>(pair), output[2 * i]);
+        output[2 * i + 1] = fmaf(key_weight, ptx::f32_from_16<key::is_bf16>(pair >> 16), output[2 * i + 1]);
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ float apply_score_terms(const ForwardParams& params, float score, float slope,
+                                                   int distance) {
+  score *= params.query_factor;
+  if constexpr (key::softcap) score = tanh_by_exp2(score) * params.softcap_log2;
+  if constexpr (key::alibi) score -= slope * static_cast<float>(abs(distance));
+  return score;
+}
+
+__device__ __forceinline__ bool is_nan_at(const void* out, int dtype, long long index) {
+  if (dtype == kF32) return isnan(static_cast<const float*>(out)[index]);
+  const unsigned short bits = static_cast<const unsigned short*>(out)[index];
+  return isnan(dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits));
+}
+
+__device__ __forceinline__ bool holds_nan(const ForwardParams& params, const RowTarget& target) {
+  bool found = false;
+  for (int i = lane_index(); i < key::head_dim_v; i += 32) {
+    found |= target.is_state ? is_nan_at(params.state_out, kF32, target.offset + i)
+                             : is_nan_at(params.out, key::out_dtype, target.offset + i);
+  }
+  return __any_sync(kAllLanes, found);
+}
+
+__device__ __forceinline__ void recompute_row(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
+                                              const MaskContext& context, int row) {
+  const RowInfo info = RowInfo::of<key::group_size>(item, row);
+  const int q_pos = seq.q_pos(info.query);
+  float slope = 0.0F;
+  if constexpr (key::alibi) {
+    slope = kLog2e * params.alibi_slopes[item.request * params.alibi_request_stride + info.q_head];
+  }
+  const auto* query = static_cast<const unsigned short*>(params.query) +
+                      (seq.token_begin + info.query) * params.query_token_stride +
+                      info.q_head * params.query_head_stride;
+  const auto* keys = static_cast<const unsigned short*>(params.key.data);
+  RowState state;
+#pragma unroll 1
+  for (int s = item.segment_begin; s < item.segment_end; ++s) {
+    const KeySegment segment = params.segments[s];
+#pragma unroll 1
+    for (int begin = segment.begin; begin < segment.end; begin += 32) {
+      const int position = begin + lane_index();
+      const bool seen = position < segment.end && is_visible(context, q_pos, position, info);
+      float score = negative_infinity();
+      long long value = 0;
+      if (seen) {
+        score = dot_row(query, keys + key_value_offset(params, params.key, seq, item.kv_head, position));
+        score = apply_score_terms(params, score, slope, q_pos - position);
+        value = key_value_offset(params, params.value, seq, item.kv_head, position);
+      }
+      state.add(score, seen, static_cast<const unsigned short*>(params.value.data), value);
+    }
+  }
+  const RowTarget target =
+      RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, state.max, state.sum);
+#pragma unroll
+  for (int i = 0; i < kLaneColumns / 2; ++i) {
+    target.store<key::out_dtype>(params, 64 * i + 2 * lane_index(), state.output[2 * i], state.output[2 * i + 1]);
+  }
+  if (lane_index() == 0) target.store_lse(params);
+}
+
+// Rows first_row … first_row + 15 of all of the CTA's items, which this warp has stored.
+__device__ __forceinline__ void recompute_rows(const ForwardParams& params, const ManyRowsParams& many, int first_row) {
+  __syncwarp();
+#pragma unroll 1
+  for (int i = many.cta_begin[blockIdx.x]; i < many.cta_begin[blockIdx.x + 1]; ++i) {
+    const WorkItem item = params.items[i];
+    const SeqInfo seq(params, item.request);
+    const MaskContext context(params, seq, item.request);
+    const int end = min(first_row + 16, (item.query_end - item.query_begin) * key::group_size);
+#pragma unroll 1
+    for (int row = first_row; row < end; ++row) {
+      const RowTarget target =
+          RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, negative_infinity(), 0.0F);
+      if (holds_nan(params, target)) recompute_row(params, item, seq, context, row);
+    }
+  }
+}
+
+}  // namespace qkv::cuda::tile
