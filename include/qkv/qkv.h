@@ -71,6 +71,12 @@ typedef struct qkv_tensor {
 // refuses by its rank.
 QKV_EXPORT qkv_tensor qkv_tensor_contiguous(const void* data, qkv_dtype dtype, int32_t rank, const int64_t* shape);
 
+// --- streams --------------------------------------------------------------------------------------------------------
+
+// A CUstream or cudaStream_t of the caller's, on which a call's work on a GPU is ordered: the last parameter of every
+// call that has such work. NULL is CUDA's default stream. The CPU engine ignores it.
+typedef void* qkv_stream;
+
 // --- layers ---------------------------------------------------------------------------------------------------------
 // Structs with struct_size grow at their end, and 0 in a new field means what was the case before it: programs and
 // libraries of different versions understand each other. Set it to sizeof and the rest to 0, or call the init function.
@@ -178,7 +184,10 @@ QKV_EXPORT void qkv_attention_destroy(qkv_attention* attention);  // NULL is fin
 
 // The plan holds copies of the index arrays. It fits every layer whose spec differs only in sinks, slopes and scales'
 // values, and outlives the attention that made it. On failure *plan is NULL.
-QKV_EXPORT qkv_status qkv_attention_plan(const qkv_attention* attention, const qkv_batch* batch, qkv_plan** plan);
+// On a GPU the batch's arrays are host arrays, the plan is copied on the stream, and it must not be destroyed before
+// the work that uses it has run.
+QKV_EXPORT qkv_status qkv_attention_plan(const qkv_attention* attention, const qkv_batch* batch, qkv_plan** plan,
+                                         qkv_stream stream);
 QKV_EXPORT void qkv_plan_destroy(qkv_plan* plan);  // NULL is fine
 
 QKV_EXPORT qkv_status qkv_plan_num_requests(const qkv_plan* plan, int32_t* num_requests);
@@ -191,16 +200,16 @@ QKV_EXPORT qkv_status qkv_plan_dump(const qkv_plan* plan, char* text, size_t cap
 //   key [>= num_slots, num_kv_heads, head_dim], value [>= num_slots, num_kv_heads, head_dim_v]: f32, f16 or bf16
 QKV_EXPORT qkv_status qkv_attention_update_cache(const qkv_attention* attention, const qkv_tensor* key,
                                                  const qkv_tensor* value, const qkv_kv_cache* cache,
-                                                 const qkv_plan* plan);
+                                                 const qkv_plan* plan, qkv_stream stream);
 // Layers with a cache. query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
 // lse f32 [num_q_heads, >= num_tokens] or NULL.
 QKV_EXPORT qkv_status qkv_attention_forward(const qkv_attention* attention, const qkv_tensor* query,
                                             const qkv_kv_cache* cache, const qkv_plan* plan, const qkv_tensor* out,
-                                            const qkv_tensor* lse);
+                                            const qkv_tensor* lse, qkv_stream stream);
 // Layers without one. key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v.
 QKV_EXPORT qkv_status qkv_attention_forward_dense(const qkv_attention* attention, const qkv_tensor* query,
                                                   const qkv_tensor* key, const qkv_tensor* value, const qkv_plan* plan,
-                                                  const qkv_tensor* out, const qkv_tensor* lse);
+                                                  const qkv_tensor* out, const qkv_tensor* lse, qkv_stream stream);
 
 // --- single calls ---------------------------------------------------------------------------------------------------
 
@@ -223,6 +232,7 @@ typedef struct qkv_varlen_arguments {
   qkv_tensor sinks;         // f32 [num_q_heads]
   qkv_tensor out;
   qkv_tensor lse;
+  qkv_stream stream;
 } qkv_varlen_arguments;
 
 QKV_EXPORT void qkv_varlen_arguments_init(qkv_varlen_arguments* arguments, size_t struct_size);
@@ -236,12 +246,12 @@ typedef struct qkv_state {
 
 // Joins states over disjoint keys in the order given. lse may be NULL.
 QKV_EXPORT qkv_status qkv_merge_states(const qkv_state* states, int64_t num_states, const qkv_tensor* out,
-                                       const qkv_tensor* lse);
+                                       const qkv_tensor* lse, qkv_stream stream);
 // From an LSE in base 2 to the natural one, in place.
 QKV_EXPORT qkv_status qkv_lse_from_lse2(const qkv_tensor* lse);
 // Writes tokens to slots without a plan. slot_mapping: i64 [num_slots].
 QKV_EXPORT qkv_status qkv_cache_write(const qkv_tensor* key, const qkv_tensor* value, const qkv_kv_cache* cache,
-                                      const qkv_tensor* slot_mapping);
+                                      const qkv_tensor* slot_mapping, qkv_stream stream);
 
 // --- the library ----------------------------------------------------------------------------------------------------
 

@@ -230,10 +230,11 @@ qkv_status qkv_attention_create(const qkv_layer_spec* spec, qkv_device device, q
 
 void qkv_attention_destroy(qkv_attention* attention) { delete attention; }
 
-qkv_status qkv_attention_plan(const qkv_attention* attention, const qkv_batch* batch, qkv_plan** plan) {
+qkv_status qkv_attention_plan(const qkv_attention* attention, const qkv_batch* batch, qkv_plan** plan,
+                              qkv_stream stream) {
   return guarded([&] {
     required(plan, "plan") = nullptr;
-    *plan = new qkv_plan{required(attention, "attention").attention.plan(from_c(batch))};
+    *plan = new qkv_plan{required(attention, "attention").attention.plan(from_c(batch), {stream})};
   });
 }
 
@@ -260,29 +261,31 @@ qkv_status qkv_plan_dump(const qkv_plan* plan, char* text, size_t capacity, size
 }
 
 qkv_status qkv_attention_update_cache(const qkv_attention* attention, const qkv_tensor* key, const qkv_tensor* value,
-                                      const qkv_kv_cache* cache, const qkv_plan* plan) {
+                                      const qkv_kv_cache* cache, const qkv_plan* plan, qkv_stream stream) {
   return guarded([&] {
     required(attention, "attention")
-        .attention.update_cache(from_c(key, "key"), from_c(value, "value"), from_c(cache), required(plan, "plan").plan);
+        .attention.update_cache(from_c(key, "key"), from_c(value, "value"), from_c(cache), required(plan, "plan").plan,
+                                {stream});
   });
 }
 
 qkv_status qkv_attention_forward(const qkv_attention* attention, const qkv_tensor* query, const qkv_kv_cache* cache,
-                                 const qkv_plan* plan, const qkv_tensor* out, const qkv_tensor* lse) {
+                                 const qkv_plan* plan, const qkv_tensor* out, const qkv_tensor* lse,
+                                 qkv_stream stream) {
   return guarded([&] {
     required(attention, "attention")
         .attention.forward(from_c(query, "query"), from_c(cache), required(plan, "plan").plan, from_c(out, "out"),
-                           from_c(lse, "lse"));
+                           from_c(lse, "lse"), {stream});
   });
 }
 
 qkv_status qkv_attention_forward_dense(const qkv_attention* attention, const qkv_tensor* query, const qkv_tensor* key,
                                        const qkv_tensor* value, const qkv_plan* plan, const qkv_tensor* out,
-                                       const qkv_tensor* lse) {
+                                       const qkv_tensor* lse, qkv_stream stream) {
   return guarded([&] {
     required(attention, "attention")
         .attention.forward(from_c(query, "query"), from_c(key, "key"), from_c(value, "value"),
-                           required(plan, "plan").plan, from_c(out, "out"), from_c(lse, "lse"));
+                           required(plan, "plan").plan, from_c(out, "out"), from_c(lse, "lse"), {stream});
   });
 }
 
@@ -292,8 +295,9 @@ qkv_status qkv_varlen_attention(const qkv_varlen_arguments* arguments) {
   return guarded([&] { varlen_attention(from_c(arguments)); });
 }
 
-qkv_status qkv_merge_states(const qkv_state* states, int64_t num_states, const qkv_tensor* out, const qkv_tensor* lse) {
-  return guarded([&] { merge_states(from_c(states, num_states), from_c(out, "out"), from_c(lse, "lse")); });
+qkv_status qkv_merge_states(const qkv_state* states, int64_t num_states, const qkv_tensor* out, const qkv_tensor* lse,
+                            qkv_stream stream) {
+  return guarded([&] { merge_states(from_c(states, num_states), from_c(out, "out"), from_c(lse, "lse"), {stream}); });
 }
 
 qkv_status qkv_lse_from_lse2(const qkv_tensor* lse) {
@@ -301,9 +305,10 @@ qkv_status qkv_lse_from_lse2(const qkv_tensor* lse) {
 }
 
 qkv_status qkv_cache_write(const qkv_tensor* key, const qkv_tensor* value, const qkv_kv_cache* cache,
-                           const qkv_tensor* slot_mapping) {
+                           const qkv_tensor* slot_mapping, qkv_stream stream) {
   return guarded([&] {
-    cache_write(from_c(key, "key"), from_c(value, "value"), from_c(cache), from_c(slot_mapping, "slot_mapping"));
+    cache_write(from_c(key, "key"), from_c(value, "value"), from_c(cache), from_c(slot_mapping, "slot_mapping"),
+                {stream});
   });
 }
 

@@ -153,6 +153,7 @@ VarlenArguments from_c(const qkv_varlen_arguments* arguments) {
   result.sinks = from_c(given.sinks, "sinks");
   result.out = from_c(given.out, "out");
   result.lse = from_c(given.lse, "lse");
+  result.stream = {given.stream};
   return result;
 }
 

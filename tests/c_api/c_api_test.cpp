@@ -48,7 +48,7 @@ void run_cpp(const Case& c, Written& w) {
   }
 }
 
-void run_c(const Case& c, Written& w) {
+void run_c(const Case& c, Written& w, qkv_stream stream = nullptr) {
   const CSpec spec(c.layer);
   const CBatch batch(w.data.batch());
   const auto attention = create(spec.spec);
@@ -58,10 +58,10 @@ void run_c(const Case& c, Written& w) {
   const qkv_tensor* wanted_lse = c.with_lse ? &lse : nullptr;
   if (c.layer.cache) {
     const qkv_kv_cache cache = to_c(w.data.cache());
-    expect_ok(qkv_attention_update_cache(attention.get(), &key, &value, &cache, plan.get()));
-    expect_ok(qkv_attention_forward(attention.get(), &query, &cache, plan.get(), &out, wanted_lse));
+    expect_ok(qkv_attention_update_cache(attention.get(), &key, &value, &cache, plan.get(), stream));
+    expect_ok(qkv_attention_forward(attention.get(), &query, &cache, plan.get(), &out, wanted_lse, stream));
   } else {
-    expect_ok(qkv_attention_forward_dense(attention.get(), &query, &key, &value, plan.get(), &out, wanted_lse));
+    expect_ok(qkv_attention_forward_dense(attention.get(), &query, &key, &value, plan.get(), &out, wanted_lse, stream));
   }
 }
 
@@ -89,6 +89,17 @@ TEST(c_api, paged_decode_has_the_bits_of_cpp) {
 TEST(c_api, prefill_has_the_bits_of_cpp) {
   expect_same_bits(case_of(8, 2, 64, {70, 33}, {100, 33}));
   expect_same_bits(case_of(4, 4, 32, {50}, {50}, false));
+}
+
+TEST(c_api, the_cpu_ignores_streams) {
+  for (const bool paged : {true, false}) {
+    const Case c = case_of(4, 2, 32, {5}, {5}, paged);
+    Written without(c), with(c);
+    run_c(c, without);
+    int no_stream_at_all = 0;
+    run_c(c, with, &no_stream_at_all);
+    EXPECT_TRUE(without.out.buffer() == with.out.buffer());
+  }
 }
 
 // Masks, operands, slopes, layouts: every field of a spec and a batch is set by some of these.
@@ -198,7 +209,7 @@ TEST(c_api, states_merge_and_base_2_becomes_natural) {
   const qkv_state states[] = {{to_c(view(first, {2, 1, 8})), to_c(view(first_lse, {1, 2}))},
                               {to_c(view(second, {2, 1, 8})), to_c(view(second_lse, {1, 2}))}};
   const qkv_tensor out_view = to_c(view(out, {2, 1, 8})), lse_view = to_c(view(lse, {1, 2}));
-  expect_ok(qkv_merge_states(states, 2, &out_view, &lse_view));
+  expect_ok(qkv_merge_states(states, 2, &out_view, &lse_view, nullptr));
   EXPECT_FLOAT_EQ(out[0], 2);  // equal weights
   EXPECT_EQ(out[8], 1);        // the second state is empty
   EXPECT_FLOAT_EQ(lse[0], 0.69314718F);
@@ -217,7 +228,7 @@ TEST(c_api, cache_write_writes_the_slots) {
   const qkv_kv_cache cache = {to_c(view(key_pages, {2, 4, 1, 8})), to_c(view(value_pages, {2, 4, 1, 8}))};
   const qkv_tensor key_view = to_c(view(key, {2, 1, 8})), value_view = to_c(view(value, {2, 1, 8}));
   const qkv_tensor slot_view = to_c(view(slots));
-  expect_ok(qkv_cache_write(&key_view, &value_view, &cache, &slot_view));
+  expect_ok(qkv_cache_write(&key_view, &value_view, &cache, &slot_view, nullptr));
   EXPECT_EQ(std::count(key_pages.begin(), key_pages.end(), 5.0F), 8);
   EXPECT_EQ(std::count(value_pages.begin(), value_pages.end(), 6.0F), 8);
   EXPECT_EQ(key_pages[6 * 8], 5.0F);

@@ -95,7 +95,7 @@ inline AttentionHandle create(const qkv_layer_spec& spec) {
 
 inline PlanHandle make_plan(const AttentionHandle& attention, const qkv_batch& batch) {
   qkv_plan* plan = nullptr;
-  expect_ok(qkv_attention_plan(attention.get(), &batch, &plan));
+  expect_ok(qkv_attention_plan(attention.get(), &batch, &plan, nullptr));
   return PlanHandle(plan);
 }
 

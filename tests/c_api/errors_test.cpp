@@ -103,7 +103,7 @@ TEST(c_api_errors, no_exception_crosses_the_boundary) {
   const qkv_state state = {to_c(view(data, {4096, 1, 64})), to_c(view(lse, {1, 4096}))};
   const auto merge = [&](qkv_parallel_for pool) {
     expect_ok(qkv_set_parallel_for(pool, nullptr));
-    const qkv_status status = qkv_merge_states(&state, 1, &state.out, nullptr);
+    const qkv_status status = qkv_merge_states(&state, 1, &state.out, nullptr, nullptr);
     expect_ok(qkv_set_parallel_for(nullptr, nullptr));
     return status;
   };
@@ -135,25 +135,25 @@ TEST(c_api_errors, null_handles_and_pointers_are_refused_by_name) {
   };
   refused(qkv_attention_create(nullptr, kCpu, &new_attention), "spec");
   refused(qkv_attention_create(&spec.spec, kCpu, nullptr), "attention");
-  refused(qkv_attention_plan(nullptr, &c_batch.batch, &new_plan), "attention");
-  refused(qkv_attention_plan(attention.get(), nullptr, &new_plan), "batch");
-  refused(qkv_attention_plan(attention.get(), &c_batch.batch, nullptr), "plan");
-  refused(qkv_attention_update_cache(nullptr, &key, &key, &cache, plan.get()), "attention");
-  refused(qkv_attention_update_cache(attention.get(), &key, &key, nullptr, plan.get()), "cache");
-  refused(qkv_attention_update_cache(attention.get(), &key, &key, &cache, nullptr), "plan");
-  refused(qkv_attention_forward(nullptr, &query, &cache, plan.get(), &query, nullptr), "attention");
-  refused(qkv_attention_forward(attention.get(), &query, nullptr, plan.get(), &query, nullptr), "cache");
-  refused(qkv_attention_forward(attention.get(), &query, &cache, nullptr, &query, nullptr), "plan");
+  refused(qkv_attention_plan(nullptr, &c_batch.batch, &new_plan, nullptr), "attention");
+  refused(qkv_attention_plan(attention.get(), nullptr, &new_plan, nullptr), "batch");
+  refused(qkv_attention_plan(attention.get(), &c_batch.batch, nullptr, nullptr), "plan");
+  refused(qkv_attention_update_cache(nullptr, &key, &key, &cache, plan.get(), nullptr), "attention");
+  refused(qkv_attention_update_cache(attention.get(), &key, &key, nullptr, plan.get(), nullptr), "cache");
+  refused(qkv_attention_update_cache(attention.get(), &key, &key, &cache, nullptr, nullptr), "plan");
+  refused(qkv_attention_forward(nullptr, &query, &cache, plan.get(), &query, nullptr, nullptr), "attention");
+  refused(qkv_attention_forward(attention.get(), &query, nullptr, plan.get(), &query, nullptr, nullptr), "cache");
+  refused(qkv_attention_forward(attention.get(), &query, &cache, nullptr, &query, nullptr, nullptr), "plan");
   const auto forward = [&](const qkv_tensor* q, const qkv_tensor* k, const qkv_tensor* v, const qkv_tensor* out) {
-    return qkv_attention_forward_dense(attention.get(), q, k, v, plan.get(), out, nullptr);
+    return qkv_attention_forward_dense(attention.get(), q, k, v, plan.get(), out, nullptr, nullptr);
   };
   expect_ok(forward(&query, &key, &key, &query));
   refused(forward(nullptr, &key, &key, &query), "query");
   refused(forward(&query, nullptr, &key, &query), "key");
   refused(forward(&query, &key, nullptr, &query), "value");
   refused(forward(&query, &key, &key, nullptr), "out");
-  refused(qkv_attention_forward_dense(nullptr, &query, &key, &key, plan.get(), &query, nullptr), "attention");
-  refused(qkv_attention_forward_dense(attention.get(), &query, &key, &key, nullptr, &query, nullptr), "plan");
+  refused(qkv_attention_forward_dense(nullptr, &query, &key, &key, plan.get(), &query, nullptr, nullptr), "attention");
+  refused(qkv_attention_forward_dense(attention.get(), &query, &key, &key, nullptr, &query, nullptr, nullptr), "plan");
 
   int32_t number = 0;
   int64_t size = 0;
@@ -170,10 +170,10 @@ TEST(c_api_errors, null_handles_and_pointers_are_refused_by_name) {
   refused(qkv_mask_hash("causal", nullptr), "hash");
   refused(qkv_num_threads(nullptr), "num_threads");
   refused(qkv_varlen_attention(nullptr), "arguments");
-  refused(qkv_merge_states(nullptr, 2, &query, nullptr), "states");
+  refused(qkv_merge_states(nullptr, 2, &query, nullptr, nullptr), "states");
   refused(qkv_lse_from_lse2(nullptr), "lse");
-  refused(qkv_cache_write(&key, &key, nullptr, nullptr), "cache");
-  refused(qkv_cache_write(&key, &key, &cache, nullptr), "slot_mapping");
+  refused(qkv_cache_write(&key, &key, nullptr, nullptr, nullptr), "cache");
+  refused(qkv_cache_write(&key, &key, &cache, nullptr, nullptr), "slot_mapping");
   refused(qkv_kv_cache_from_interleaved(nullptr, 4, nullptr), "key_value");
   refused(qkv_fill_tree(nullptr, &c_batch.batch.query_start_loc, &number, &number, 1), "parents");
   refused(qkv_fill_tree(starts.data(), nullptr, &number, &number, 1), "query_start_loc");
@@ -201,10 +201,11 @@ TEST(c_api_errors, arrays_inside_structs_are_checked) {
   batch.mask_operands = &operand;
   batch.num_mask_operands = 1;
   qkv_plan* plan = nullptr;
-  expect_failed(qkv_attention_plan(attention.get(), &batch, &plan), QKV_INVALID_ARGUMENT, "mask_operands[0].name");
+  expect_failed(qkv_attention_plan(attention.get(), &batch, &plan, nullptr), QKV_INVALID_ARGUMENT,
+                "mask_operands[0].name");
   operand.name = "prefix_len";
   operand.values.rank = 6;
-  expect_failed(qkv_attention_plan(attention.get(), &batch, &plan), QKV_INVALID_ARGUMENT,
+  expect_failed(qkv_attention_plan(attention.get(), &batch, &plan, nullptr), QKV_INVALID_ARGUMENT,
                 "mask_operands[prefix_len].rank");
   EXPECT_EQ(plan, nullptr);
 }
@@ -266,7 +267,7 @@ TEST(c_api_errors, a_struct_that_nobody_set_up_is_refused) {
   const auto attention = testing::create(CSpec(layer_of(2, 1, 8)).spec);
   const qkv_batch batch{};
   qkv_plan* plan = nullptr;
-  expect_failed(qkv_attention_plan(attention.get(), &batch, &plan), QKV_INVALID_ARGUMENT, "batch.struct_size");
+  expect_failed(qkv_attention_plan(attention.get(), &batch, &plan, nullptr), QKV_INVALID_ARGUMENT, "batch.struct_size");
   const qkv_varlen_arguments arguments{};
   expect_failed(qkv_varlen_attention(&arguments), QKV_INVALID_ARGUMENT, "arguments.struct_size");
 }
@@ -307,11 +308,21 @@ TEST(c_api_errors, init_writes_no_byte_past_the_callers_struct) {
   qkv_layer_spec_init(nullptr, 40);
 }
 
+TEST(c_api_errors, varlen_arguments_without_a_stream_run_on_the_default_stream) {
+  qkv_varlen_arguments arguments;
+  qkv_varlen_arguments_init(&arguments, sizeof arguments);
+  int stream = 0;
+  arguments.stream = &stream;
+  EXPECT_EQ(api::from_c(&arguments).stream.handle, &stream);
+  arguments.struct_size = offsetof(qkv_varlen_arguments, stream);
+  EXPECT_EQ(api::from_c(&arguments).stream.handle, nullptr);
+}
+
 TEST(c_api_errors, structs_that_grow_end_without_padding) {
   // Padding there would be uninitialised in old programs and a field in new libraries.
   EXPECT_EQ(sizeof(qkv_layer_spec), offsetof(qkv_layer_spec, num_sinks) + sizeof(int64_t));
   EXPECT_EQ(sizeof(qkv_batch), offsetof(qkv_batch, alibi_slopes) + sizeof(qkv_tensor));
-  EXPECT_EQ(sizeof(qkv_varlen_arguments), offsetof(qkv_varlen_arguments, lse) + sizeof(qkv_tensor));
+  EXPECT_EQ(sizeof(qkv_varlen_arguments), offsetof(qkv_varlen_arguments, stream) + sizeof(qkv_stream));
   EXPECT_EQ(sizeof(qkv_tensor), offsetof(qkv_tensor, stride) + 5 * sizeof(int64_t));
 }
 
