@@ -2,6 +2,7 @@
 // against the definition. A seed names a case.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <random>
 #include <string>
@@ -29,6 +30,17 @@ class RandomScene {
     add("key_id", scene.key_start + scene.kv_len);
   }
   RandomScene(const RandomScene&) = delete;
+
+  // Values for what a mask declares besides the above.
+  void add_operands(const std::vector<OperandDeclaration>& declarations) {
+    for (const auto& [name, scope] : declarations) {
+      const auto has_name = [&name = name](const MaskOperand& operand) { return operand.name == name; };
+      if (std::any_of(scene.operands.begin(), scene.operands.end(), has_name)) continue;
+      add(name, scope == OperandScope::request ? scene.request + 1
+                : scope == OperandScope::key   ? scene.key_start + scene.kv_len
+                                               : scene.query_start + scene.q_len);
+    }
+  }
 
   MaskScene scene;
 
