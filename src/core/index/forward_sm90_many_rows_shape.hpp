@@ -17,6 +17,7 @@ struct ManyRowsShape {
 constexpr int kManyRowsStages = 2;  // of keys, and of values
 constexpr int kManyRowsRowsPerConsumer = 64;
 constexpr int kManyRowsControlBytes = 1024;  // barriers, steps, item records
+constexpr long long kManyRowsSectionBytes = 8ll << 20;
 constexpr int kManyRowsSwizzleColumns = 64;  // 16-bit columns of a 128-byte swizzled block
 
 // Registers decide (240 a thread for two consumers, 160 for three): output dim_v/2, scores tile_kv/2, weights
@@ -93,9 +94,9 @@ QKV_HOST_DEVICE constexpr int accumulator_column(int thread, int i) { return i /
 // host lists items section by section, longest first inside a section. A power of two, so that sections are even.
 QKV_HOST_DEVICE constexpr int many_rows_heads_per_section(long long kv_len, int head_dim, int head_dim_v,
                                                           int num_kv_heads) {
-  constexpr long long kSectionBytes = 32ll << 20;
   int heads = 1;
-  while (heads < num_kv_heads && 2ll * heads * kv_len * (head_dim + head_dim_v) * 2 <= kSectionBytes) heads *= 2;
+  while (heads < num_kv_heads && 2ll * heads * kv_len * (head_dim + head_dim_v) * 2 <= kManyRowsSectionBytes)
+    heads *= 2;
   return heads;
 }
 

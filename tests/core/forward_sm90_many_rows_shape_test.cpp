@@ -1,0 +1,126 @@
+#include "core/index/forward_sm90_many_rows_shape.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <utility>
+
+namespace qkv::index {
+namespace {
+
+constexpr std::pair<int, int> kHeadSizes[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+constexpr int kSharedBytes = 232448;  // of a CTA on sm_90
+
+TEST(many_rows_shape, fits_registers_and_shared_memory) {
+  for (const auto& [head_dim, head_dim_v] : kHeadSizes) {
+    const ManyRowsShape shape = many_rows_shape(head_dim, head_dim_v);
+    const int registers = shape.consumers == 2 ? 240 : 160;
+    const int matrices = head_dim_v / 2 + shape.tile_kv / 2 + shape.weight_buffers * shape.tile_kv / 4;
+    EXPECT_LE(matrices, registers - 28) << head_dim;
+    const ManyRowsLayout layout = many_rows_layout(shape, head_dim, head_dim_v);
+    EXPECT_LE(layout.bytes, kSharedBytes) << head_dim;
+    EXPECT_EQ(shape.tile_kv % 16, 0);
+    EXPECT_EQ(many_rows_tile_q(shape), 64 * shape.consumers);
+    EXPECT_EQ(many_rows_threads(shape), 128 + 128 * shape.consumers);
+  }
+}
+
+// Swizzled blocks of 64 columns begin at multiples of 1024, and nothing overlaps.
+TEST(many_rows_layout, regions_follow_one_another_on_swizzle_boundaries) {
+  for (const auto& [head_dim, head_dim_v] : kHeadSizes) {
+    const ManyRowsShape shape = many_rows_shape(head_dim, head_dim_v);
+    const ManyRowsLayout layout = many_rows_layout(shape, head_dim, head_dim_v);
+    EXPECT_EQ(layout.query_slot_bytes, many_rows_tile_q(shape) * head_dim * 2);
+    EXPECT_EQ(layout.key_begin, shape.query_slots * layout.query_slot_bytes);
+    EXPECT_EQ(layout.value_begin - layout.key_begin, kManyRowsStages * shape.tile_kv * head_dim * 2);
+    EXPECT_EQ(layout.control_begin - layout.value_begin, kManyRowsStages * shape.tile_kv * head_dim_v * 2);
+    EXPECT_EQ(layout.bytes - layout.control_begin, kManyRowsControlBytes);
+    EXPECT_EQ(layout.query_slot_bytes % 1024, 0);
+    EXPECT_EQ(shape.tile_kv * 128 % 1024, 0);
+  }
+}
+
+TEST(many_rows_supports, tuned_head_sizes_and_pages_of_sixteen) {
+  EXPECT_TRUE(many_rows_supports(192, 128, 0));
+  EXPECT_TRUE(many_rows_supports(128, 128, 48));
+  EXPECT_FALSE(many_rows_supports(128, 128, 8));
+  EXPECT_FALSE(many_rows_supports(96, 96, 16));
+  EXPECT_FALSE(many_rows_supports(128, 192, 16));
+}
+
+TEST(many_rows_box_rows, largest_run_that_never_crosses_a_page) {
+  for (const int tile_kv : {64, 80, 96, 128}) {
+    EXPECT_EQ(many_rows_box_rows(0, tile_kv), tile_kv);
+    for (int page_size = 16; page_size <= 528; page_size += 16) {
+      const int rows = many_rows_box_rows(page_size, tile_kv);
+      for (int larger = rows; larger <= tile_kv; larger += 16) {
+        // Boxes begin wherever a step begins, plus multiples of their rows.
+        bool crosses = tile_kv % larger != 0;
+        for (int begin = 0; begin < tile_kv * page_size; begin += larger) {
+          crosses |= begin / page_size != (begin + larger - 1) / page_size;
+        }
+        EXPECT_EQ(crosses, larger != rows) << "tile " << tile_kv << " page " << page_size << " rows " << larger;
+      }
+    }
+  }
+}
+
+TEST(many_rows_key_box_blocks, all_where_a_page_holds_whole_tiles) {
+  EXPECT_EQ(many_rows_key_box_blocks(192, 0, 128), 3);
+  EXPECT_EQ(many_rows_key_box_blocks(128, 256, 128), 2);
+  EXPECT_EQ(many_rows_key_box_blocks(128, 64, 128), 1);
+  EXPECT_EQ(many_rows_key_box_blocks(256, 256, 80), 1);
+}
+
+TEST(many_rows_query_by_box, where_rows_of_a_warpgroup_are_whole_tokens) {
+  for (const int group_size : {1, 2, 4, 8, 16, 32, 64}) EXPECT_TRUE(many_rows_query_by_box(group_size));
+  for (const int group_size : {3, 5, 6, 7, 12, 71, 128}) EXPECT_FALSE(many_rows_query_by_box(group_size));
+}
+
+// The hardware's rule: address bits 4-6 are those of the plain address, XORed with its bits 7-9.
+TEST(swizzle_128_bytes, equals_the_rule_on_address_bits) {
+  std::set<int> seen;
+  for (int row = 0; row < 256; ++row) {
+    for (int chunk = 0; chunk < 8; ++chunk) {
+      const int plain = row * 128 + chunk * 16;
+      const int expected = plain ^ ((plain >> 7 & 7) << 4);
+      EXPECT_EQ(swizzle_128_bytes(row, chunk), expected);
+      seen.insert(swizzle_128_bytes(row, chunk));
+    }
+  }
+  EXPECT_EQ(seen.size(), 256u * 8);
+}
+
+// Row and column of m64nNk16 accumulators as the PTX manual has them: warp w rows 16w …, lane l row l/4 and that + 8,
+// columns 2(l%4) and the next of every eight.
+TEST(accumulator_place, covers_a_tile_once) {
+  constexpr int kColumns = 80;
+  std::set<std::pair<int, int>> seen;
+  for (int thread = 0; thread < 128; ++thread) {
+    for (int i = 0; i < kColumns / 2; ++i) {
+      const int row = accumulator_row(thread, i), column = accumulator_column(thread, i);
+      EXPECT_EQ(row, 16 * (thread / 32) + (thread % 32) / 4 + (i % 4 >= 2 ? 8 : 0));
+      EXPECT_EQ(column, 8 * (i / 4) + 2 * (thread % 4) + i % 2);
+      seen.insert({row, column});
+    }
+  }
+  EXPECT_EQ(seen.size(), 64u * kColumns);
+}
+
+TEST(many_rows_heads_per_section, power_of_two_whose_keys_and_values_fit) {
+  for (const int head_dim : {64, 128, 256}) {
+    for (long long kv_len = 1; kv_len < 1 << 21; kv_len = kv_len * 3 + 1) {
+      const int heads = many_rows_heads_per_section(kv_len, head_dim, head_dim, 32);
+      EXPECT_EQ(heads & (heads - 1), 0);
+      if (heads > 1) {
+        EXPECT_LE(heads * kv_len * head_dim * 4, kManyRowsSectionBytes);
+      }
+      if (heads < 32) {
+        EXPECT_GT(2 * heads * kv_len * head_dim * 4, kManyRowsSectionBytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace qkv::index
