@@ -26,7 +26,7 @@ QKV_HOST_DEVICE constexpr ManyRowsShape many_rows_shape(int head_dim, int head_d
   if (head_dim <= 64 && head_dim_v <= 64) return {3, 128, 1, 2, true};
   if (head_dim <= 128 && head_dim_v <= 128) return {2, 128, 2, 2, true};
   if (head_dim <= 192 && head_dim_v <= 128) return {2, 128, 2, 1, true};
-  return {2, 80, 2, 1, true};
+  return {2, 64, 2, 1, true};
 }
 
 QKV_HOST_DEVICE constexpr bool many_rows_supports(int head_dim, int head_dim_v, int page_size) {

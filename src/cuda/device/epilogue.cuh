@@ -21,9 +21,9 @@ __device__ __forceinline__ RowEnd end_row(float max, float sum, float sink) {
   const float own = max * kLn2;
   float joined = fmaxf(own, sink);
   if (joined == negative_infinity()) joined = 0.0F;  // every exp below is 0
-  const float weight = expf(own - joined);
-  const float total = sum * weight + expf(sink - joined);
-  return {total == 0.0F ? 0.0F : weight / total, logf(total) + joined};
+  const float weight = exp2_approx((own - joined) * kLog2e);
+  const float total = sum * weight + exp2_approx((sink - joined) * kLog2e);
+  return {total == 0.0F ? 0.0F : __fdividef(weight, total), __logf(total) + joined};
 }
 
 template <int kDtype>

@@ -33,8 +33,8 @@ constexpr int kConsumers = kShape.consumers;
 constexpr int kTileKv = kShape.tile_kv;
 constexpr int kConsumerQueryBytes = 64 * key::head_dim * 2;
 // Entry registers x threads = what all warps may hold together: 168 x 384, 128 x 512.
-constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
-constexpr int kLoaderRegisters = kConsumers == 2 ? 24 : 32;
+constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+constexpr int kLoaderRegisters = kConsumers == 2 ? 40 : 32;
 constexpr bool kTransformsScores = key::softcap || key::alibi || !key::positive_factor;
 
 static_assert(kTileKv == key::tile_kv && index::many_rows_tile_q(kShape) == key::tile_q);
@@ -62,13 +62,10 @@ class Consumer {
     ptx::wgmma_wait_group<0>();
     ptx::pin(scores_);
     release_keys<0>(step_);
-    update_scores(step_);
-    pack<0>();
+    weigh<0>(step_);
     while (run_step<0>() && run_step<1>()) phase_ ^= 1;
     store_item(items_, softmax_);
   }
-
-  __device__ __forceinline__ bool any_not_finite() const { return __any_sync(kAllLanes, not_finite_); }
 
  private:
   static constexpr int kBuffers = kShape.weight_buffers;
@@ -95,6 +92,7 @@ class Consumer {
     ptx::wgmma_wait_group<1>();
     ptx::pin(output_);
     if (step.bits & kStepFirst) {
+      pass_turn();  // nobody waits for rows that are stored
       if (item > 0) {
         release(control_->value_free[kNext]);
         store_item(item - 1, ended_);
@@ -104,13 +102,12 @@ class Consumer {
       rescale();
     }
     multiply_values<kStage>(step);
-    pass_turn();
+    if ((step.bits & kStepFirst) == 0) pass_turn();
     if (!more) return drain();
     ptx::wgmma_wait_group<1>();
     ptx::pin(scores_);
     release_keys<kNext>(step_);
-    update_scores(step_);
-    pack<kNext>();
+    weigh<kNext>(step_);
     return true;
   }
 
@@ -129,17 +126,16 @@ class Consumer {
     ptx::wgmma_wait_group<1>();
     ptx::pin(scores_);
     release_keys<kNext>(step_);
-    update_scores(step_);
     ptx::wgmma_wait_group<0>();
     ptx::pin(output_);
     ptx::pin(weights_[0]);
     release(control_->value_free[kStage]);
+    weigh<0>(step_);
     if (step_.bits & kStepFirst) {
       store_item(items_ - 1, ended_);
     } else {
       rescale();
     }
-    pack<0>();
     return true;
   }
 
@@ -166,25 +162,20 @@ class Consumer {
     return false;
   }
 
-  __device__ __forceinline__ void update_scores(const Step& step) {
-    if (step.bits & kStepFirst) {
+  // Scores to packed weights.
+  template <int kBuffer>
+  __device__ __forceinline__ void weigh(const Step& step) {
+    const bool first = step.bits & kStepFirst;
+    if (first) {
       ended_ = softmax_;
       softmax_ = tile::LazySoftmax();
     }
     if constexpr (kTransformsScores) transform(step);
     if ((step.bits & (kStepKeys | kStepPartial)) != kTileKv) hide(step);
-    softmax_.update(scores_, score_factor(), decay_);
+    moved_ = softmax_.weigh<key::is_bf16>(scores_, score_factor(), first, weights_[kBuffer], decay_);
   }
 
   __device__ __forceinline__ float score_factor() const { return kTransformsScores ? 1.0F : params_.query_factor; }
-
-  template <int kBuffer>
-  __device__ __forceinline__ void pack() {
-#pragma unroll
-    for (int i = 0; i < kTileKv / 4; ++i) {
-      weights_[kBuffer][i] = ptx::pack_16<key::is_bf16>(scores_[2 * i], scores_[2 * i + 1]);
-    }
-  }
 
   template <int kStage>
   __device__ __forceinline__ void multiply_keys() {
@@ -234,9 +225,9 @@ class Consumer {
     ptx::named_barrier_sync(kBarrierWarpgroup + consumer_, 128);
   }
 
-  // Multiplies the output where the maximum of one of the warp's rows has moved: by exactly 1 where it has not.
+  // Where the maximum of one of the warp's rows has moved; by exactly 1 where it has not.
   __device__ __forceinline__ void rescale() {
-    if (!__any_sync(kAllLanes, decay_[0] != 1.0F || decay_[1] != 1.0F)) return;
+    if (!moved_) return;
 #pragma unroll
     for (int i = 0; i < key::head_dim_v / 2; ++i) output_[i] *= decay_[i >> 1 & 1];
   }
@@ -282,11 +273,15 @@ class Consumer {
   // Keys that do not count, and those that the mask hides.
   __device__ __forceinline__ void hide(const Step& step) {
     const int keys = step.bits & kStepKeys;
-    if constexpr (!key::mask) {
+    // A mask without operands reads nothing: it may be asked about keys that the request does not have. (Two passes
+    // spill where the terms of a score need registers, too.)
+    constexpr bool kAskAll = key::mask && key::num_mask_operands == 0 && !kTransformsScores;
+    if (keys != kTileKv && (!key::mask || kAskAll)) {
       for_each_score([&](float& score, int, int offset) {
         if (offset >= keys) score = negative_infinity();
       });
-    } else {
+    }
+    if constexpr (key::mask) {
       const ItemRecord& of = record(items_);
       const WorkItem item = of.item;
       const SeqInfo seq(of.token_begin, of.q_len, of.kv_len, 0);
@@ -294,14 +289,16 @@ class Consumer {
       const RowInfo info[2] = {row_info(item, 0), row_info(item, 1)};
       const int q_pos[2] = {seq.q_pos(info[0].query), seq.q_pos(info[1].query)};
       for_each_score([&](float& score, int r, int offset) {
-        const bool seen = offset < keys && is_visible(context, q_pos[r], step.kv_begin + offset, info[r]);
-        if (!seen) score = negative_infinity();
+        const bool asks = kAskAll || offset < keys;
+        if (!(asks && is_visible(context, q_pos[r], step.kv_begin + offset, info[r]))) score = negative_infinity();
       });
     }
   }
 
   __device__ __forceinline__ void store_item(int item, const tile::LazySoftmax& softmax) {
-    not_finite_ |= tile::store_rows(params_, record(item), consumer_, score_factor(), softmax, output_);
+    if (tile::store_rows(params_, record(item), consumer_, softmax, output_)) {
+      control_->not_finite[threadIdx.x / 32 - 4] = true;
+    }
   }
 
   __device__ __forceinline__ static void wait(const unsigned long long& barrier, int parity) {
@@ -335,11 +332,11 @@ class Consumer {
   float output_[key::head_dim_v / 2] = {};
   unsigned weights_[kBuffers][kTileKv / 4];
   tile::LazySoftmax softmax_, ended_;  // of the newest step's item, of the item before
-  float decay_[2] = {1.0F, 1.0F};      // of the output, by the newest step
+  bool moved_ = false;                 // some maximum of the warp's rows, by the newest step:
+  float decay_[2] = {1.0F, 1.0F};      // then of the output
   Step step_;                          // the newest step
   Ring<kShape.query_slots> query_;     // of its item
   int items_ = 0;                      // before its item
-  bool not_finite_ = false;            // some output
   int phase_ = 0;                      // of the present step's stages
 };
 
@@ -357,7 +354,7 @@ extern "C" __global__ void __launch_bounds__(many_rows::kThreads, 1)
   Control* const control = reinterpret_cast<Control*>(shared_memory + kLayout.control_begin);
   const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
-  if (threadIdx.x == 0) init_barriers(control, kConsumers);
+  if (threadIdx.x == 0) init_control(control, kConsumers);
   __syncthreads();
   if (many.cta_begin[blockIdx.x] == many.cta_begin[blockIdx.x + 1]) return;
 
@@ -374,11 +371,8 @@ extern "C" __global__ void __launch_bounds__(many_rows::kThreads, 1)
     }
   } else {
     ptx::take_registers<kConsumerRegisters>();
-    Consumer consumer(params, memory, control, warpgroup - 1);
-    consumer.run();
-    if constexpr (key::mask) {
-      if (consumer.any_not_finite()) tile::recompute_rows(params, many, (warp - 4) * 16);
-    }
+    Consumer(params, memory, control, warpgroup - 1).run();
+    if constexpr (key::mask) tile::recompute_rows(params, many, control);
   }
 }
 

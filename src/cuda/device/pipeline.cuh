@@ -43,6 +43,7 @@ struct Control {
   unsigned long long value_full[2], value_free[2];
   Step steps[2];  // by key stage
   ItemRecord records[kItemRecords];
+  bool not_finite[12];  // by consumer warp: it has stored such an output
 };
 static_assert(sizeof(ItemRecord) == 64 && sizeof(Control) <= index::kManyRowsControlBytes);
 
@@ -54,7 +55,8 @@ __device__ __forceinline__ unsigned shared_address_of(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ void init_barriers(Control* control, int consumers) {
+__device__ __forceinline__ void init_control(Control* control, int consumers) {
+  for (bool& flag : control->not_finite) flag = false;
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(shared_address_of(&control->query_full[i]), 1);
     ptx::mbarrier_init(shared_address_of(&control->query_free[i]), 4 * consumers);

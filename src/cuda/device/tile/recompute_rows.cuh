@@ -5,6 +5,8 @@
 
 #include "epilogue.cuh"
 #include "mask_tile.cuh"
+#include "pipeline.cuh"
+#include "ptx/warpgroup.cuh"
 #include "scheduler.cuh"
 
 namespace qkv::cuda::tile {
@@ -42,7 +44,8 @@ struct RowState {
   float sum = 0.0F;
   float output[kLaneColumns] = {};
 
-  __device__ __forceinline__ void add(float score, bool seen, const unsigned short* values, long long offset) {
+  __device__ __forceinline__ void add(int lane, float score, bool seen, const unsigned short* values,
+                                      long long offset) {
     float tile_max = score;
     for (int lanes = 16; lanes > 0; lanes /= 2) tile_max = fmaxf(tile_max, __shfl_xor_sync(kAllLanes, tile_max, lanes));
     const float new_max = fmaxf(max, tile_max);
@@ -59,7 +62,7 @@ struct RowState {
     for (int k = 0; k < 32; ++k) {
       if ((visible >> k & 1) == 0) continue;
       const float key_weight = __shfl_sync(kAllLanes, weight, k);
-      const unsigned short* value = values + __shfl_sync(kAllLanes, offset, k) + 2 * lane_index();
+      const unsigned short* value = values + __shfl_sync(kAllLanes, offset, k) + 2 * lane;
 #pragma unroll
       for (int i = 0; i < kLaneColumns / 2; ++i) {
         const unsigned pair = *reinterpret_cast<const unsigned*>(value + 64 * i);
@@ -84,9 +87,9 @@ __device__ __forceinline__ bool is_nan_at(const void* out, int dtype, long long 
   return isnan(dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits));
 }
 
-__device__ __forceinline__ bool holds_nan(const ForwardParams& params, const RowTarget& target) {
+__device__ __forceinline__ bool holds_nan(const ForwardParams& params, const RowTarget& target, int lane) {
   bool found = false;
-  for (int i = lane_index(); i < key::head_dim_v; i += 32) {
+  for (int i = lane; i < key::head_dim_v; i += 32) {
     found |= target.is_state ? is_nan_at(params.state_out, kF32, target.offset + i)
                              : is_nan_at(params.out, key::out_dtype, target.offset + i);
   }
@@ -94,7 +97,7 @@ __device__ __forceinline__ bool holds_nan(const ForwardParams& params, const Row
 }
 
 __device__ __forceinline__ void recompute_row(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
-                                              const MaskContext& context, int row) {
+                                              const MaskContext& context, int row, int lane) {
   const RowInfo info = RowInfo::of<key::group_size>(item, row);
   const int q_pos = seq.q_pos(info.query);
   float slope = 0.0F;
@@ -111,7 +114,7 @@ __device__ __forceinline__ void recompute_row(const ForwardParams& params, const
     const KeySegment segment = params.segments[s];
 #pragma unroll 1
     for (int begin = segment.begin; begin < segment.end; begin += 32) {
-      const int position = begin + lane_index();
+      const int position = begin + lane;
       const bool seen = position < segment.end && is_visible(context, q_pos, position, info);
       float score = negative_infinity();
       long long value = 0;
@@ -120,32 +123,36 @@ __device__ __forceinline__ void recompute_row(const ForwardParams& params, const
         score = apply_score_terms(params, score, slope, q_pos - position);
         value = key_value_offset(params, params.value, seq, item.kv_head, position);
       }
-      state.add(score, seen, static_cast<const unsigned short*>(params.value.data), value);
+      state.add(lane, score, seen, static_cast<const unsigned short*>(params.value.data), value);
     }
   }
   const RowTarget target =
       RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, state.max, state.sum);
 #pragma unroll
   for (int i = 0; i < kLaneColumns / 2; ++i) {
-    target.store<key::out_dtype>(params, 64 * i + 2 * lane_index(), state.output[2 * i], state.output[2 * i + 1]);
+    target.store<key::out_dtype>(params, 64 * i + 2 * lane, state.output[2 * i], state.output[2 * i + 1]);
   }
-  if (lane_index() == 0) target.store_lse(params);
+  if (lane == 0) target.store_lse(params);
 }
 
-// Rows first_row … first_row + 15 of all of the CTA's items, which this warp has stored.
-__device__ __forceinline__ void recompute_rows(const ForwardParams& params, const ManyRowsParams& many, int first_row) {
+// Of all of the CTA's items, the rows that this consumer warp has stored.
+__device__ __forceinline__ void recompute_rows(const ForwardParams& params, const ManyRowsParams& many,
+                                               const Control* control) {
   __syncwarp();
+  const int warp = ptx::read_thread_index() / 32 - 4;
+  if (!control->not_finite[warp]) return;
+  const int lane = ptx::read_thread_index() % 32;
 #pragma unroll 1
   for (int i = many.cta_begin[blockIdx.x]; i < many.cta_begin[blockIdx.x + 1]; ++i) {
     const WorkItem item = params.items[i];
     const SeqInfo seq(params, item.request);
     const MaskContext context(params, seq, item.request);
-    const int end = min(first_row + 16, (item.query_end - item.query_begin) * key::group_size);
+    const int end = min(16 * warp + 16, (item.query_end - item.query_begin) * key::group_size);
 #pragma unroll 1
-    for (int row = first_row; row < end; ++row) {
+    for (int row = 16 * warp; row < end; ++row) {
       const RowTarget target =
           RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, negative_infinity(), 0.0F);
-      if (holds_nan(params, target)) recompute_row(params, item, seq, context, row);
+      if (holds_nan(params, target, lane)) recompute_row(params, item, seq, context, row, lane);
     }
   }
 }

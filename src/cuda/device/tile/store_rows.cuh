@@ -84,11 +84,11 @@ __device__ __forceinline__ bool store_row(const ForwardParams& params, const Ite
 // holds a value that is not finite, where keys can be hidden.
 template <int kCount>
 __device__ __forceinline__ bool store_rows(const ForwardParams& params, const ItemRecord& record, int consumer,
-                                           float factor, LazySoftmax softmax, const float (&output)[kCount]) {
+                                           LazySoftmax softmax, const float (&output)[kCount]) {
   softmax.sum_over_lanes();
   const int row = consumer * 64 + index::accumulator_row(threadIdx.x % 128, 0);
-  const bool first = store_row<0>(params, record, row, softmax.max[0] * factor, softmax.sum[0], output);
-  const bool second = store_row<1>(params, record, row + 8, softmax.max[1] * factor, softmax.sum[1], output);
+  const bool first = store_row<0>(params, record, row, softmax.max[0], softmax.sum[0], output);
+  const bool second = store_row<1>(params, record, row + 8, softmax.max[1], softmax.sum[1], output);
   return first || second;
 }
 
