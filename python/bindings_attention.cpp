@@ -1,55 +1,68 @@
-// Attention: plan, update_cache, forward. The interpreter is free while they run.
+// Attention: plan, update_cache, forward. The interpreter is free while they run; on a GPU, while they launch.
 #include "bindings.hpp"
 
 namespace qkv::python {
 namespace {
 
-Plan plan(const Attention& attention, const HeldBatch& batch) {
+// The device is what a call's stream belongs to.
+struct DeviceAttention {
+  Attention attention;
+  Device device;
+};
+
+Plan plan(const DeviceAttention& layer, const HeldBatch& batch, const StreamArgument& stream) {
+  const Stream on = read_stream(stream, layer.device);
   nb::gil_scoped_release released;
-  return attention.plan(batch.batch);
+  return layer.attention.plan(batch.batch, on);
 }
 
-void update_cache(const Attention& attention, const ArrayArgument& key, const ArrayArgument& value,
-                  const HeldCache& cache, const Plan& plan) {
+void update_cache(const DeviceAttention& layer, const ArrayArgument& key, const ArrayArgument& value,
+                  const HeldCache& cache, const Plan& plan, const StreamArgument& stream) {
+  const Stream on = read_stream(stream, layer.device);
   const HeldTensor key_tensor = read_tensor(key, "key");
   const HeldTensor value_tensor = read_tensor(value, "value");
   const HeldCache::View view = cache.write();
   nb::gil_scoped_release released;
-  attention.update_cache(key_tensor.view, value_tensor.view, view.cache, plan);
+  layer.attention.update_cache(key_tensor.view, value_tensor.view, view.cache, plan, on);
 }
 
-nb::any make_output(const Attention& attention, const ArrayArgument& query, const Tensor& query_view,
-                    const ArrayArgument& out) {
-  const LayerSpec& spec = attention.spec();
-  return output_or_zeros(out, query, {query_view.shape[0], spec.num_q_heads, spec.value_dim()}, spec.out_dtype());
+nb::any make_output(const DeviceAttention& layer, const ArrayArgument& query, const Tensor& query_view,
+                    const ArrayArgument& out, const StreamArgument& stream) {
+  const LayerSpec& spec = layer.attention.spec();
+  return output_or_zeros(out, query, {query_view.shape[0], spec.num_q_heads, spec.value_dim()}, spec.out_dtype(),
+                         stream);
 }
 
-nb::any forward_paged(const Attention& attention, const ArrayArgument& query, const HeldCache& cache, const Plan& plan,
-                      const ArrayArgument& out, const ArrayArgument& lse) {
+nb::any forward_paged(const DeviceAttention& layer, const ArrayArgument& query, const HeldCache& cache,
+                      const Plan& plan, const ArrayArgument& out, const ArrayArgument& lse,
+                      const StreamArgument& stream) {
+  const Stream on = read_stream(stream, layer.device);
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldCache::View view = cache.read();
-  nb::any result = make_output(attention, query, query_tensor.view, out);
+  nb::any result = make_output(layer, query, query_tensor.view, out, stream);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   {
     nb::gil_scoped_release released;
-    attention.forward(query_tensor.view, view.cache, plan, out_tensor.view, lse_tensor.view);
+    layer.attention.forward(query_tensor.view, view.cache, plan, out_tensor.view, lse_tensor.view, on);
   }
   return result;
 }
 
-nb::any forward_dense(const Attention& attention, const ArrayArgument& query, const ArrayArgument& key,
-                      const ArrayArgument& value, const Plan& plan, const ArrayArgument& out,
-                      const ArrayArgument& lse) {
+nb::any forward_dense(const DeviceAttention& layer, const ArrayArgument& query, const ArrayArgument& key,
+                      const ArrayArgument& value, const Plan& plan, const ArrayArgument& out, const ArrayArgument& lse,
+                      const StreamArgument& stream) {
+  const Stream on = read_stream(stream, layer.device);
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldTensor key_tensor = read_tensor(key, "key");
   const HeldTensor value_tensor = read_tensor(value, "value");
-  nb::any result = make_output(attention, query, query_tensor.view, out);
+  nb::any result = make_output(layer, query, query_tensor.view, out, stream);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   {
     nb::gil_scoped_release released;
-    attention.forward(query_tensor.view, key_tensor.view, value_tensor.view, plan, out_tensor.view, lse_tensor.view);
+    layer.attention.forward(query_tensor.view, key_tensor.view, value_tensor.view, plan, out_tensor.view,
+                            lse_tensor.view, on);
   }
   return result;
 }
@@ -57,25 +70,33 @@ nb::any forward_dense(const Attention& attention, const ArrayArgument& query, co
 }  // namespace
 
 void bind_attention(nb::module_& module) {
-  nb::class_<Attention>(module, "Attention",
-                        "A layer that can run: Attention once a layer, plan once a step, update_cache and forward.")
+  nb::class_<DeviceAttention>(
+      module, "Attention",
+      "A layer that can run: Attention once a layer, plan once a step, update_cache and forward.\n\n"
+      "stream: a CUstream's address, or an object with cuda_stream (torch) or __cuda_stream__; None: torch's current "
+      "stream on the layer's device, without torch the default stream. The CPU has none.")
       .def(
           "__init__",
-          [](Attention* self, const LayerSpec& spec, const std::string& device) {
-            new (self) Attention(spec, parse_device(device));
+          [](DeviceAttention* self, const LayerSpec& spec, const std::string& name) {
+            const Device device = parse_device(name);
+            new (self) DeviceAttention{Attention(spec, device), device};
           },
           nb::arg("spec"), nb::arg("device") = "cpu",
           "Raises Error with all of explain()'s reasons if the layer cannot run on the device.")
-      .def_prop_ro("spec", [](const Attention& attention) { return attention.spec(); })
-      .def("plan", &plan, nb::arg("batch"),
-           "Checks the batch and cuts it into work items. The plan fits every Attention whose spec differs only in "
-           "sinks, slopes and scales' values, and keeps nothing of the batch's arrays.")
+      .def_prop_ro("spec", [](const DeviceAttention& layer) { return layer.attention.spec(); })
+      .def(
+          "plan", &plan, nb::arg("batch"), nb::kw_only(), nb::arg("stream") = nb::none(),
+          "Checks the batch and cuts it into work items. The plan fits every Attention whose spec differs only in "
+          "sinks, slopes and scales' values, and keeps nothing of the batch's arrays.\n\n"
+          "On a GPU, too, the batch's arrays are host arrays; the plan is copied on the stream. Keep it until the work "
+          "that uses it has run.")
       .def("update_cache", &update_cache, nb::arg("key"), nb::arg("value"), nb::arg("cache"), nb::arg("plan"),
+           nb::kw_only(), nb::arg("stream") = nb::none(),
            "Writes key and value of the new tokens to the slots of the plan's slot_mapping.\n\n"
            "key: [>= num_slots, num_kv_heads, head_dim], value: [>= num_slots, num_kv_heads, head_dim_v]; float32, "
            "float16 or bfloat16. Further rows are ignored.")
       .def("forward", &forward_paged, nb::arg("query"), nb::arg("cache"), nb::arg("plan"), nb::arg("out") = nb::none(),
-           nb::arg("lse") = nb::none(),
+           nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
            "Attention over a paged cache. Returns out.\n\n"
            "query: query_dtype [>= num_tokens, num_q_heads, head_dim].\n"
            "out: output_dtype [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind and rows.\n"
@@ -83,7 +104,7 @@ void bind_attention(nb::module_& module) {
            "sink included.\n"
            "Rows without a visible key: out = 0, lse = -inf (the sink, if there is one).")
       .def("forward", &forward_dense, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("plan"),
-           nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
+           nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
            "Attention over dense keys and values, for layers without a cache. Returns out.\n\n"
            "key: kv_dtype [sum of seq_lens, num_kv_heads, head_dim]; value likewise with head_dim_v.");
 }

@@ -10,8 +10,9 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
                const ArrayArgument& query_start_loc, const ArrayArgument& seq_lens, const ArrayArgument& block_table,
                const std::optional<MaskArgument>& mask, const OperandDict& mask_operands, std::optional<float> scale,
                float softcap, const ArrayArgument& alibi_slopes, const ArrayArgument& sinks, const ArrayArgument& out,
-               const ArrayArgument& lse) {
+               const ArrayArgument& lse, const StreamArgument& stream) {
   const HeldTensor query_tensor = read_tensor(query, "query");
+  const Stream on = read_stream(stream, query_tensor.view.device);
   const HeldTensor key_tensor = read_tensor(key, "key");
   const HeldTensor value_tensor = read_tensor(value, "value");
   const HeldTensor starts = read_tensor(query_start_loc, "query_start_loc");
@@ -22,7 +23,7 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
   const HeldOperands operands = read_operands(mask_operands);
   const Tensor& q = query_tensor.view;
   const Tensor& v = value_tensor.view;
-  nb::any result = output_or_zeros(out, query, {q.shape[0], q.shape[1], v.shape[v.rank - 1]}, q.dtype);
+  nb::any result = output_or_zeros(out, query, {q.shape[0], q.shape[1], v.shape[v.rank - 1]}, q.dtype, stream);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
 
@@ -41,6 +42,7 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
   arguments.sinks = sink_tensor.view;
   arguments.out = out_tensor.view;
   arguments.lse = lse_tensor.view;
+  arguments.stream = on;
   {
     nb::gil_scoped_release released;
     varlen_attention(arguments);
@@ -49,7 +51,7 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
 }
 
 nb::any merge(const std::vector<std::pair<ArrayArgument, ArrayArgument>>& states, const ArrayArgument& out,
-              const ArrayArgument& lse) {
+              const ArrayArgument& lse, const StreamArgument& stream) {
   if (states.empty()) throw Error(ErrorCode::invalid_argument, "states", "none", "at least one (out, lse)");
   std::vector<HeldTensor> owners;
   std::vector<State> views;
@@ -60,24 +62,27 @@ nb::any merge(const std::vector<std::pair<ArrayArgument, ArrayArgument>>& states
     views.push_back({owners[2 * i].view, owners[2 * i + 1].view});
   }
   const Tensor& first = views[0].out;
-  nb::any result = output_or_zeros(out, states[0].first, {first.shape[0], first.shape[1], first.shape[2]}, first.dtype);
+  const Stream on = read_stream(stream, first.device);
+  nb::any result =
+      output_or_zeros(out, states[0].first, {first.shape[0], first.shape[1], first.shape[2]}, first.dtype, stream);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   {
     nb::gil_scoped_release released;
-    merge_states(views, out_tensor.view, lse_tensor.view);
+    merge_states(views, out_tensor.view, lse_tensor.view, on);
   }
   return result;
 }
 
 void write_to_cache(const ArrayArgument& key, const ArrayArgument& value, const HeldCache& cache,
-                    const ArrayArgument& slot_mapping) {
+                    const ArrayArgument& slot_mapping, const StreamArgument& stream) {
   const HeldTensor key_tensor = read_tensor(key, "key");
   const HeldTensor value_tensor = read_tensor(value, "value");
   const HeldTensor slots = read_tensor(slot_mapping, "slot_mapping");
   const HeldCache::View view = cache.write();
+  const Stream on = read_stream(stream, view.cache.key.device);
   nb::gil_scoped_release released;
-  cache_write(key_tensor.view, value_tensor.view, view.cache, slots.view);
+  cache_write(key_tensor.view, value_tensor.view, view.cache, slots.view, on);
 }
 
 using NumpyDoubles = nb::ndarray<nb::numpy, double>;
@@ -112,33 +117,39 @@ OutAndLse reference_dense(const LayerSpec& spec, const HeldBatch& batch, const A
 }  // namespace
 
 void bind_ops(nb::module_& module) {
-  module.def("varlen_attention", &varlen, nb::arg("query"), nb::arg("key"), nb::arg("value"),
-             nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::kw_only(), nb::arg("block_table") = nb::none(),
-             nb::arg("mask") = nb::none(), nb::arg("mask_operands") = nb::dict(), nb::arg("scale") = nb::none(),
-             nb::arg("softcap") = 0.0f, nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none(),
-             nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
-             "Attention of a variable-length batch in one call. Returns out.\n\n"
-             "query: [>= num_tokens, num_q_heads, head_dim].\n"
-             "key: [num_keys, num_kv_heads, head_dim], requests one after another; or, with block_table, pages: "
-             "[num_pages, page_size, num_kv_heads, head_dim]. value: likewise with head_dim_v.\n"
-             "query_start_loc: int32 [num_requests + 1]. seq_lens: int32 [num_requests], keys of each request.\n"
-             "block_table: int32 [num_requests, max_pages].\n"
-             "mask: an expression of qkv.mask, or text; None: everything is visible. mask_operands: {name: int32}.\n"
-             "alibi_slopes: float32 [num_q_heads] or [num_requests, num_q_heads]. sinks: float32 [num_q_heads].\n"
-             "out: [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind, dtype and rows.\n"
-             "lse: float32 [num_q_heads, >= num_tokens], written if given (natural log).");
+  module.def(
+      "varlen_attention", &varlen, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("query_start_loc"),
+      nb::arg("seq_lens"), nb::kw_only(), nb::arg("block_table") = nb::none(), nb::arg("mask") = nb::none(),
+      nb::arg("mask_operands") = nb::dict(), nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0f,
+      nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none(), nb::arg("out") = nb::none(),
+      nb::arg("lse") = nb::none(), nb::arg("stream") = nb::none(),
+      "Attention of a variable-length batch in one call. Returns out.\n\n"
+      "query: [>= num_tokens, num_q_heads, head_dim].\n"
+      "key: [num_keys, num_kv_heads, head_dim], requests one after another; or, with block_table, pages: "
+      "[num_pages, page_size, num_kv_heads, head_dim]. value: likewise with head_dim_v.\n"
+      "query_start_loc: int32 [num_requests + 1]. seq_lens: int32 [num_requests], keys of each request.\n"
+      "block_table: int32 [num_requests, max_pages].\n"
+      "mask: an expression of qkv.mask, or text; None: everything is visible. mask_operands: {name: int32}.\n"
+      "alibi_slopes: float32 [num_q_heads] or [num_requests, num_q_heads]. sinks: float32 [num_q_heads].\n"
+      "out: [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind, dtype and rows.\n"
+      "lse: float32 [num_q_heads, >= num_tokens], written if given (natural log).\n"
+      "stream: as in Attention. On a GPU, query_start_loc, seq_lens, block_table, mask_operands, alibi_slopes and "
+      "sinks are host arrays all the same.");
   module.def("merge_states", &merge, nb::arg("states"), nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
+             nb::kw_only(), nb::arg("stream") = nb::none(),
              "Joins states over disjoint keys, in the order given. Returns out.\n\n"
              "states: [(out, lse), ...] with out [num_tokens, num_heads, head_dim_v] and lse float32 [num_heads, "
              "num_tokens]. A state with lse = -inf is empty: its out is not read.\n"
-             "out, lse: as in a state; may be those of a state. None makes an out like the first state's.");
+             "out, lse: as in a state; may be those of a state. None makes an out like the first state's.\n"
+             "stream: as in Attention.");
   module.def(
       "lse_from_lse2", [](const ArrayArgument& lse) { lse_from_lse2(write_tensor(lse, "lse").view); }, nb::arg("lse"),
       "From an LSE in base 2 to the natural one, in place (float32, any shape).");
   module.def("cache_write", &write_to_cache, nb::arg("key"), nb::arg("value"), nb::arg("cache"),
-             nb::arg("slot_mapping"),
+             nb::arg("slot_mapping"), nb::kw_only(), nb::arg("stream") = nb::none(),
              "Writes tokens to slots: see Attention.update_cache.\n\n"
-             "slot_mapping: int64 [num_slots], page * page_size + offset; -1 = nowhere.");
+             "slot_mapping: int64 [num_slots], page * page_size + offset; -1 = nowhere; a host array.\n"
+             "stream: as in Attention.");
   module.def("reference_attention", &reference_paged, nb::arg("spec"), nb::arg("batch"), nb::arg("query"),
              nb::arg("cache"),
              "The definition, in float64. Returns (out [num_tokens, num_q_heads, head_dim_v], lse [num_q_heads, "

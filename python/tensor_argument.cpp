@@ -62,9 +62,45 @@ Tensor make_view(const nb::ndarray<nb::ro>& array, bool is_bfloat16, const char*
   }
 }
 
+bool is_of_gpu(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return false;
+  try {
+    int type = 0;
+    const nb::object device = object.attr("__dlpack_device__")();
+    return nb::try_cast(nb::object(device[0]), type) && type == kDLCUDA;
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    return false;  // no tensor, as its import is about to show
+  }
+}
+
+// The capsule of a tensor on a GPU. Stream -1: the caller orders the work, by the stream of the call. Without it some
+// producers make the default stream wait for theirs, which takes time and ends a graph capture.
+nb::object export_from_gpu(nb::handle object, const char* argument) {
+  const nb::object method = object.attr("__dlpack__");
+  try {
+    try {
+      return method(nb::arg("stream") = -1, nb::arg("max_version") = nb::make_tuple(1, 0));
+    } catch (nb::python_error& error) {
+      if (!error.matches(PyExc_TypeError)) throw;
+      return method(nb::arg("stream") = -1);  // a producer from before versions
+    }
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    throw Error(ErrorCode::invalid_argument, argument,
+                describe(object) + ": " + nb::cast<std::string>(nb::str(error.value())), kAllowed);
+  }
+}
+
+// What nanobind imports.
+nb::object exported(nb::handle object, bool is_bfloat16, const char* argument) {
+  if (is_bfloat16) return object.attr("view")("uint16");
+  return is_of_gpu(object) ? export_from_gpu(object, argument) : nb::borrow(object);
+}
+
 HeldTensor make_tensor(nb::handle object, const char* argument, Access access) {
   const bool is_bfloat16 = is_numpy_bfloat16(object);
-  const nb::object source = is_bfloat16 ? nb::object(object.attr("view")("uint16")) : nb::borrow(object);
+  const nb::object source = exported(object, is_bfloat16, argument);
   HeldTensor tensor;
   tensor.owner = import_array(source, access);
   if (!tensor.owner.is_valid()) {
@@ -93,12 +129,19 @@ HeldTensor write_optional_tensor(nb::handle object, const char* argument) {
   return object.is_none() ? HeldTensor{} : write_tensor(object, argument);
 }
 
-nb::any output_or_zeros(nb::handle out, nb::handle like, std::initializer_list<int64_t> shape, DType dtype) {
+Stream read_stream(const StreamArgument& stream, Device device) {
+  if (stream.is_none() && device.kind == DeviceKind::cpu) return {};
+  const nb::object handle = nb::module_::import_("qkv.stream").attr("handle_of")(stream, device.index);
+  return {reinterpret_cast<void*>(nb::cast<uintptr_t>(handle))};
+}
+
+nb::any output_or_zeros(nb::handle out, nb::handle like, std::initializer_list<int64_t> shape, DType dtype,
+                        const StreamArgument& stream) {
   if (!out.is_none()) return nb::borrow<nb::any>(out);
   nb::list sizes;
   for (const int64_t size : shape) sizes.append(size);
   const std::string name(to_string(dtype));
-  return nb::borrow<nb::any>(nb::module_::import_("qkv.array").attr("zeros")(like, nb::tuple(sizes), name));
+  return nb::borrow<nb::any>(nb::module_::import_("qkv.array").attr("zeros")(like, nb::tuple(sizes), name, stream));
 }
 
 }  // namespace qkv::python

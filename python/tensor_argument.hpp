@@ -5,6 +5,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include "qkv/device.hpp"
 #include "qkv/tensor.hpp"
 
 namespace qkv::python {
@@ -20,6 +21,17 @@ class ArrayArgument : public nb::object {
   NB_OBJECT_DEFAULT(ArrayArgument, nb::object, "Array", accept_any)
 };
 
+// A stream of any kind that stream.py knows, or None.
+class StreamArgument : public nb::object {
+  static bool accept_any(nb::handle) { return true; }
+
+ public:
+  NB_OBJECT_DEFAULT(StreamArgument, nb::object, "Stream", accept_any)
+};
+
+// None on a GPU is torch's current stream there; CPUs have none, but what is no stream is refused all the same.
+Stream read_stream(const StreamArgument& stream, Device device);
+
 // A view and what keeps its memory alive. Lives through the call, or as long as the object that stores it.
 struct HeldTensor {
   Tensor view;
@@ -34,7 +46,9 @@ HeldTensor write_tensor(nb::handle object, const char* argument);
 HeldTensor read_optional_tensor(nb::handle object, const char* argument);
 HeldTensor write_optional_tensor(nb::handle object, const char* argument);
 
-// `out` itself, or, for None, a new array of zeros of the kind that `like` is (numpy for numpy, torch for torch).
-nb::any output_or_zeros(nb::handle out, nb::handle like, std::initializer_list<int64_t> shape, DType dtype);
+// `out` itself, or, for None, a new array of zeros of the kind that `like` is (numpy for numpy, torch for torch),
+// written on the stream of the call that fills it.
+nb::any output_or_zeros(nb::handle out, nb::handle like, std::initializer_list<int64_t> shape, DType dtype,
+                        const StreamArgument& stream);
 
 }  // namespace qkv::python

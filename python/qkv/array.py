@@ -1,11 +1,13 @@
 """What the package accepts as a tensor, and how it makes one of the caller's kind."""
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from .error import Error
+from .stream import Stream, handle_of
 
 
 @runtime_checkable
@@ -35,18 +37,40 @@ def numpy_dtype(dtype: str) -> np.dtype:
     return np.dtype(_TORCH_NAMES[dtype])
 
 
-def zeros(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
-    """A new array of zeros: a torch tensor if ``like`` is one, else a numpy array."""
+def zeros(like: Any, shape: tuple[int, ...], dtype: str, stream: Stream | None = None) -> Any:
+    """A new array of zeros: a torch tensor on the device of ``like`` if it is one, else a numpy array.
+
+    On a GPU the zeros are written on the stream (None: torch's current one), so that what follows there finds them.
+    """
     if is_torch(like):
         torch = sys.modules["torch"]
-        return torch.zeros(shape, dtype=getattr(torch, _TORCH_NAMES[dtype]), device=like.device)
+        with torch_work_on(stream, like):
+            return torch.zeros(shape, dtype=getattr(torch, _TORCH_NAMES[dtype]), device=like.device)
     return np.zeros(shape, numpy_dtype(dtype))
 
 
+def torch_work_on(stream: Stream | None, like: Any) -> AbstractContextManager[Any]:
+    """Inside, torch's work on the GPU that ``like`` lies on goes to the stream; nothing changes for other arrays."""
+    if stream is None or not is_torch(like) or not like.is_cuda:
+        return nullcontext()
+    torch, handle = sys.modules["torch"], handle_of(stream, like.device.index)
+    # ExternalStream takes 0 for "make one".
+    default = torch.cuda.default_stream(like.device)
+    return torch.cuda.stream(torch.cuda.ExternalStream(handle, device=like.device) if handle else default)
+
+
 def to_numpy(array: Any, argument: str) -> np.ndarray:
-    """A numpy view of an array on the CPU, for index arithmetic on the host."""
+    """A numpy view, for arithmetic on the host. Torch tensors on a GPU are copied, after the work on their stream."""
     if isinstance(array, np.ndarray):
         return array
     if not isinstance(array, Array):
         raise Error("invalid_argument", argument, f"an object of type {type(array).__name__}", "a tensor")
-    return np.from_dlpack(array)
+    if is_torch(array):
+        array = array.cpu()
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, ValueError) as reason:
+        value = f"an object of type {type(array).__name__}: {reason}"
+        raise Error(
+            "invalid_argument", argument, value, "an array of the host's memory, of a dtype of numpy's"
+        ) from reason

@@ -7,8 +7,9 @@ import numpy as np
 
 from . import mask as masks
 from ._qkv import Mask, varlen_attention
-from .array import Array, is_torch, to_numpy, zeros
+from .array import Array, is_torch, to_numpy, torch_work_on, zeros
 from .error import Error
+from .stream import Stream
 
 
 def flash_attn_varlen_func(
@@ -48,10 +49,14 @@ def flash_attn_varlen_func(
     aux_tensors: Any = None,
     aux_tensor_leading_dims: Any = None,
     dynamic_causal: Array | None = None,
+    *,
+    stream: Stream | None = None,
 ) -> Any:
     """Attention of a variable-length batch; returns ``out``, or ``(out, lse)`` with ``return_softmax_lse``.
 
     Arguments that cannot be honoured are refused by name, never ignored; every combination of the others works.
+    Plans are made on the host: of the arguments below q, k, v and out, torch tensors on a GPU are copied there, which
+    waits for the GPU.
 
     Args:
         q: [num_tokens, num_q_heads, head_dim].
@@ -72,6 +77,7 @@ def flash_attn_varlen_func(
         fa_version: 2, 3 or 4, all the same here.
         dynamic_causal: int32 [num_requests]; requests with 0 are not causal, and with a window (L, 0) see (L, L).
         out: [num_tokens, num_q_heads, head_dim_v], made if not given, of q's kind.
+        stream: not an argument of vLLM's: as in Attention.
 
     Returns:
         lse: float32 [num_q_heads, num_tokens], natural log; -inf (or the sink) for rows without a visible key.
@@ -92,36 +98,40 @@ def flash_attn_varlen_func(
     _refuse_unless("cp_world_size", cp_world_size, (1,))
     _refuse_unless("cp_rank", cp_rank, (0,))
     _refuse_unless("fa_version", fa_version, (2, 3, 4))
-    _refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+    # What torch copies here must be ordered before the kernels.
+    with torch_work_on(stream, q):
+        _refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
 
-    if getattr(causal, "shape", ()) == ():
-        mask, operands = _make_mask(bool(causal), window_size, dynamic_causal)
-    elif dynamic_causal is None:
-        mask, operands = _make_mask(False, window_size, causal)
-    else:
-        raise Error("invalid_argument", "causal", "a tensor beside dynamic_causal", "one of them")
-    seq_lens = _key_lengths(cu_seqlens_k, seqused_k, block_table)
-    _check_maximum("max_seqlen_q", max_seqlen_q, np.diff(to_numpy(cu_seqlens_q, "cu_seqlens_q")))
-    _check_maximum("max_seqlen_k", max_seqlen_k, to_numpy(seq_lens, "seqused_k"))
+        if getattr(causal, "shape", ()) == ():
+            mask, operands = _make_mask(bool(causal), window_size, dynamic_causal)
+        elif dynamic_causal is None:
+            mask, operands = _make_mask(False, window_size, causal)
+        else:
+            raise Error("invalid_argument", "causal", "a tensor beside dynamic_causal", "one of them")
+        seq_lens = _key_lengths(cu_seqlens_k, seqused_k, block_table)
+        starts = to_numpy(cu_seqlens_q, "cu_seqlens_q")
+        _check_maximum("max_seqlen_q", max_seqlen_q, np.diff(starts))
+        _check_maximum("max_seqlen_k", max_seqlen_k, seq_lens)
 
-    num_tokens, num_q_heads = (q if hasattr(q, "shape") else to_numpy(q, "q")).shape[:2]
-    lse = zeros(q, (num_q_heads, num_tokens), "f32") if return_softmax_lse else None
-    result = varlen_attention(
-        _with_contiguous_rows(q),
-        _with_contiguous_rows(k),
-        _with_contiguous_rows(v),
-        cu_seqlens_q,
-        seq_lens,
-        block_table=block_table,
-        mask=mask,
-        mask_operands=operands,
-        scale=softmax_scale,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        sinks=None if s_aux is None else _to_float32(s_aux),
-        out=out,
-        lse=lse,
-    )
+        num_tokens, num_q_heads = (q if hasattr(q, "shape") else to_numpy(q, "q")).shape[:2]
+        lse = zeros(q, (num_q_heads, num_tokens), "f32") if return_softmax_lse else None
+        result = varlen_attention(
+            _with_contiguous_rows(q),
+            _with_contiguous_rows(k),
+            _with_contiguous_rows(v),
+            starts,
+            seq_lens,
+            block_table=None if block_table is None else to_numpy(block_table, "block_table"),
+            mask=mask,
+            mask_operands=operands,
+            scale=softmax_scale,
+            softcap=softcap,
+            alibi_slopes=None if alibi_slopes is None else to_numpy(alibi_slopes, "alibi_slopes"),
+            sinks=None if s_aux is None else _to_float32(s_aux),
+            out=out,
+            lse=lse,
+            stream=stream,
+        )
     return (result, lse) if return_softmax_lse else result
 
 
@@ -160,14 +170,14 @@ def _make_mask(
     return masks.per_request_causal() & masks.window(left, right), operands
 
 
-def _key_lengths(cu_seqlens_k: Array | None, seqused_k: Array | None, block_table: Array | None) -> Array:
+def _key_lengths(cu_seqlens_k: Array | None, seqused_k: Array | None, block_table: Array | None) -> np.ndarray:
     if (cu_seqlens_k is None) == (seqused_k is None):
         given = "neither of them" if cu_seqlens_k is None else "both"
         raise Error("invalid_argument", "cu_seqlens_k and seqused_k", given, "exactly one")
     if seqused_k is not None:
         if block_table is None:
             raise Error("invalid_argument", "block_table", "None with seqused_k", "a table; dense keys: cu_seqlens_k")
-        return seqused_k
+        return to_numpy(seqused_k, "seqused_k")
     if block_table is not None:
         raise Error("invalid_argument", "block_table", "a table with cu_seqlens_k", "a table with seqused_k")
     starts = to_numpy(cu_seqlens_k, "cu_seqlens_k")
@@ -198,5 +208,5 @@ def _with_contiguous_rows(array: Any) -> Any:
 
 def _to_float32(array: Any) -> Any:
     if is_torch(array):
-        return array.float().contiguous()
+        array = array.float()
     return np.ascontiguousarray(to_numpy(array, "s_aux"), np.float32)

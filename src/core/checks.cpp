@@ -59,7 +59,12 @@ void check_device(const Tensor& tensor, const char* name, Device device) {
   }
 }
 
-void check_host(const Tensor& tensor, const char* name) { check_device(tensor, name, Device{}); }
+void check_host(const Tensor& tensor, const char* name) {
+  if (tensor.is_given() && tensor.device != Device{}) {
+    refuse(name, fmt::format("{} on {}", tensor.describe(), to_string(tensor.device)),
+           "memory of cpu: the host reads it, whatever the layer runs on; copy it first", ErrorCode::mismatch);
+  }
+}
 
 void check_aligned(const Tensor& tensor, const char* name, int64_t alignment_bytes) {
   if (reinterpret_cast<uintptr_t>(tensor.data) % static_cast<uintptr_t>(alignment_bytes) != 0) {

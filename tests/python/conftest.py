@@ -1,5 +1,6 @@
 """A small paged batch that the tests share: prefill, decode, and a request without new tokens."""
 
+import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,3 +74,23 @@ class DlpackOnly:
 
     def __dlpack_device__(self):
         return self.array.__dlpack_device__()
+
+
+class OnCuda(DlpackOnly):
+    """Says that it lies on cuda:1, for what must not touch it. ``calls`` are the keywords that __dlpack__ got."""
+
+    def __init__(self, array):
+        super().__init__(array)
+        self.calls = []
+
+    def __dlpack__(self, **keywords):
+        self.calls.append(keywords)
+        capsule = self.array.__dlpack__()
+        pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer_in.restype, pointer_in.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        # DLTensor begins with the address, the kind of device, and its index.
+        (ctypes.c_int32 * 2).from_address(pointer_in(capsule, b"dltensor") + 8)[:] = 2, 1
+        return capsule
+
+    def __dlpack_device__(self):
+        return 2, 1
