@@ -63,10 +63,10 @@ def to_numpy(array: Any, argument: str) -> np.ndarray:
     """A numpy view, for arithmetic on the host. Torch tensors on a GPU are copied, after the work on their stream."""
     if isinstance(array, np.ndarray):
         return array
-    if not isinstance(array, Array):
-        raise Error("invalid_argument", argument, f"an object of type {type(array).__name__}", "a tensor")
     if is_torch(array):
         array = array.cpu()
+    if not isinstance(array, Array):
+        raise Error("invalid_argument", argument, f"an object of type {type(array).__name__}", "a tensor")
     try:
         return np.from_dlpack(array)
     except (BufferError, RuntimeError, ValueError) as reason:
