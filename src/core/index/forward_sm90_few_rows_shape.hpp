@@ -1,0 +1,134 @@
+// Shapes of the sm_90a few-rows kernel: splits of a request, keys of a tile, warps, shared memory. Planner, launch and
+// kernel share them. What enters a row's bits (split_keys, tile_keys, num_lanes) sees only the layer and the request's
+// own lengths. Warps, ring stages and clusters don't enter the bits: the launch may choose them.
+#pragma once
+
+#include "core/index/host_device.hpp"
+
+namespace qkv::index::few_rows {
+
+constexpr int kWarpSize = 32;
+constexpr int kBoxKeys = 16;  // keys of one tensor copy and of one mma tile
+constexpr int kSmemAlignment = 1024;
+constexpr int kMaxSmemBytes = 227 * 1024;
+constexpr int kMaxClusterSplits = 8;
+constexpr int kMaxSplits = 64;
+constexpr int kElementBytes = 2;
+constexpr int kBarrierBytes = 8;
+
+QKV_HOST_DEVICE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+QKV_HOST_DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+// Packed rows of a request that the kernel can take: the output's accumulators fill 128 registers.
+QKV_HOST_DEVICE constexpr int max_rows(int head_dim_v) { return head_dim_v <= 128 ? 32 : head_dim_v <= 256 ? 16 : 0; }
+
+QKV_HOST_DEVICE constexpr bool supports(int head_dim, int head_dim_v) {
+  return head_dim % 16 == 0 && head_dim_v % 16 == 0 && head_dim >= 16 && head_dim_v >= 16 && head_dim <= 256 &&
+         head_dim_v <= 256;
+}
+
+// Rows that a kernel makes room for. Products take 8, 16 or 32; states of at most 4 are stored as 4.
+QKV_HOST_DEVICE constexpr int tile_rows(int rows) { return rows <= 4 ? 4 : rows <= 8 ? 8 : rows <= 16 ? 16 : 32; }
+QKV_HOST_DEVICE constexpr int num_row_blocks(int tile_q) { return (tile_q + 7) / 8; }
+
+// Keys a warp takes at once: 16 KB of keys and values. 32 keys are two boxes, whose products don't wait for each other.
+QKV_HOST_DEVICE constexpr int tile_keys(int head_dim, int head_dim_v, int tile_q) {
+  return tile_q <= 16 && (head_dim + head_dim_v) * kElementBytes <= 512 ? 32 : 16;
+}
+
+// A split's tiles are dealt out to lanes, and each lane has a state of its own. A CTA has a warp a lane, or fewer
+// warps, which then take one lane after another and keep the earlier states: 8 lanes where a state is at most 2 KB.
+QKV_HOST_DEVICE constexpr int num_lanes(int tile_q, int head_dim_v) { return tile_q * head_dim_v <= 512 ? 8 : 4; }
+
+// The widest piece of a row that the copy engine lays down as one swizzled column.
+QKV_HOST_DEVICE constexpr int chunk_bytes(int head_dim) {
+  const int row_bytes = head_dim * kElementBytes;
+  return row_bytes % 128 == 0 ? 128 : row_bytes % 64 == 0 ? 64 : 32;
+}
+
+// Query fragments live in registers while these are few.
+QKV_HOST_DEVICE constexpr bool query_in_smem(int tile_q, int head_dim) { return tile_q * head_dim > 2048; }
+
+// Floats between two rows of a warp's state in shared memory: 4 more, so that the lanes of a store hit 32 banks.
+QKV_HOST_DEVICE constexpr int state_pitch(int head_dim_v) { return head_dim_v + 4; }
+
+QKV_HOST_DEVICE constexpr int key_stage_bytes(int head_dim, int tile_kv) {
+  return round_up(tile_kv * head_dim * kElementBytes, kSmemAlignment);
+}
+
+// Offsets in a CTA's dynamic shared memory.
+struct SmemLayout {
+  int warp_bytes;  // a warp's ring; later the state of its last lane, since nothing is under way then
+  int query;       // [tile_q, head_dim], swizzled
+  int states;      // of the earlier lanes
+  int state_bytes;
+  int received;  // states of the cluster's splits: this CTA's share of the elements
+  int received_lse;
+  int barriers;  // [num_warps, num_stages] for keys, the same for values, one for received states
+  int flag;
+  int total_bytes;
+};
+
+QKV_HOST_DEVICE constexpr SmemLayout smem_layout(int head_dim, int head_dim_v, int tile_q, int tile_kv, int warps,
+                                                 int stages, int cluster_size) {
+  const int stage = key_stage_bytes(head_dim, tile_kv) + key_stage_bytes(head_dim_v, tile_kv);
+  const bool clustered = cluster_size > 1;
+  SmemLayout layout{};
+  layout.state_bytes = tile_q * (state_pitch(head_dim_v) + 2) * static_cast<int>(sizeof(float));
+  layout.warp_bytes = round_up(larger(stages * stage, layout.state_bytes), kSmemAlignment);
+  layout.query = warps * layout.warp_bytes;
+  layout.states = layout.query + (query_in_smem(tile_q, head_dim) ? tile_q * head_dim * kElementBytes : 0);
+  layout.received = layout.states + (num_lanes(tile_q, head_dim_v) - warps) * layout.state_bytes;
+  // A share is rounded up to whole vectors, once a split.
+  layout.received_lse =
+      layout.received +
+      (clustered ? (tile_q * head_dim_v / 4 + cluster_size) * 4 * static_cast<int>(sizeof(float)) : 0);
+  layout.barriers = layout.received_lse + (clustered ? cluster_size * tile_q * static_cast<int>(sizeof(float)) : 0);
+  layout.flag = layout.barriers + (2 * warps * stages + 1) * kBarrierBytes;
+  layout.total_bytes = layout.flag + kBarrierBytes;
+  return layout;
+}
+
+// Keys of a split at least: 128 KB of keys and values, more where states are large against them.
+QKV_HOST_DEVICE constexpr int least_split_keys(int head_dim, int head_dim_v, int tile_q) {
+  const int keys = (head_dim + head_dim_v) * kElementBytes <= 256 ? 512 : 256;
+  return tile_q <= 8 ? keys : tile_q <= 16 ? 2 * keys : 8 * keys;
+}
+
+// Keys of a split, on the absolute grid of its multiples. Up to 8 splits join within a cluster or by a ticket (the bits
+// are the same), more by a ticket. Fewer KV heads need more splits to fill a machine.
+QKV_HOST_DEVICE constexpr int split_keys(int kv_len, int num_kv_heads, int head_dim, int head_dim_v, int tile_q) {
+  constexpr int kGrain = 128;
+  const int least = least_split_keys(head_dim, head_dim_v, tile_q);
+  const int longest = larger(least, num_kv_heads >= 8 ? 2048 : num_kv_heads >= 4 ? 1024 : 512);
+  if (kv_len > kMaxClusterSplits * longest) {
+    return larger(longest, round_up((kv_len - 1) / kMaxSplits + 1, kGrain));
+  }
+  return larger(least, round_up((kv_len - 1) / kMaxClusterSplits + 1, kGrain));
+}
+
+// A CTA. Few items: each has an SM to itself, and the time of one item counts. Many: three or more share an SM, so that
+// some load while others end.
+struct LaunchShape {
+  int num_warps;
+  int num_stages;
+  int min_ctas;
+};
+
+QKV_HOST_DEVICE constexpr LaunchShape launch_shape(int head_dim, int head_dim_v, int tile_q, bool few_items) {
+  constexpr int kSmemOfSm = 228 * 1024;
+  constexpr int kReservedBytes = 1024;
+  const int lanes = num_lanes(tile_q, head_dim_v);
+  if (few_items) return {lanes, lanes == 8 ? 1 : 2, 1};
+  LaunchShape launch{4, tile_q > 16 ? 2 : 1, 3};
+  if (tile_q > 16 || head_dim_v > 128 || head_dim > 192) launch.min_ctas = 2;
+  if (tile_q <= 8 && head_dim <= 64 && head_dim_v <= 64) launch.min_ctas = 5;
+  const int tile_kv = tile_keys(head_dim, head_dim_v, tile_q);
+  const int bytes = kReservedBytes + smem_layout(head_dim, head_dim_v, tile_q, tile_kv, launch.num_warps,
+                                                 launch.num_stages, kMaxClusterSplits)
+                                         .total_bytes;
+  while (launch.min_ctas > 1 && launch.min_ctas * bytes > kSmemOfSm) --launch.min_ctas;
+  return launch;
+}
+
+}  // namespace qkv::index::few_rows

@@ -1,0 +1,169 @@
+// How keys and values of a warp's tiles get into its shared memory: the walk over the item's segments, the page table,
+// and two ways to copy (tensor copies where a page holds whole boxes of 16 keys, else 16-byte gathers), which lay down
+// the same bytes. Keys and values have rings of their own, so that a stage of keys is refilled while its values are
+// still in use. Only pages of the segment's own keys are looked up and read.
+#pragma once
+
+#include "few_rows_params.hpp"
+#include "few_rows_tile.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/tma.cuh"
+
+namespace qkv::cuda::few_rows {
+
+// A lane's tiles: every kNumLanes-th tile of the segments, counted through all of them.
+struct TileCursor {
+  const KeySegment* next;
+  const KeySegment* last;
+  int begin;  // first key of the tile; the tiles are over when it is not below `end`
+  int end;    // of the segment
+  bool partial;
+
+  __device__ __forceinline__ TileCursor(const FewRowsParams& params, const FewRowsItem& item, int key_lane)
+      : next(params.forward.segments + item.segment_begin + 1),
+        last(params.forward.segments + item.segment_end),
+        begin(item.first.begin + key_lane * kTileKeys),
+        end(item.first.end),
+        partial(item.first.full == 0) {
+    settle();
+  }
+
+  __device__ __forceinline__ bool is_over() const { return begin >= end; }
+
+  __device__ __forceinline__ void advance() {
+    begin += kNumLanes * kTileKeys;
+    settle();
+  }
+
+  // Tiles counted behind the segment's end are tiles of the segments that follow.
+  __device__ __forceinline__ void settle() {
+    while (begin >= end && next < last) {
+      const int behind = begin - (end + kTileKeys - 1) / kTileKeys * kTileKeys;
+      begin = next->begin + behind;
+      end = next->end;
+      partial = next->full == 0;
+      ++next;
+    }
+  }
+};
+
+// Finds and copies the tiles of a warp's lanes, in order: copy_keys and copy_values of `tile`, then advance.
+class TileLoader {
+ public:
+  __device__ __forceinline__ TileLoader(const FewRowsParams& params, const ptx::TensorMap& key_map,
+                                        const ptx::TensorMap& value_map, const FewRowsItem& item, int warp, int lane)
+      : tile(params, item, warp),
+        params_(params),
+        key_map_(key_map),
+        value_map_(value_map),
+        item_(item),
+        lane_(lane),
+        key_lane_(warp) {
+    find_lane();
+    look_up();
+  }
+
+  TileCursor tile;  // the next to be copied
+
+  __device__ __forceinline__ void advance() {
+    tile.advance();
+    find_lane();
+    look_up();
+  }
+
+  __device__ __forceinline__ void copy_keys(unsigned shared, unsigned barrier) {
+    copy<key::head_dim>(params_.forward.key, key_map_, shared, barrier);
+  }
+
+  __device__ __forceinline__ void copy_values(unsigned shared, unsigned barrier) {
+    copy<key::head_dim_v>(params_.forward.value, value_map_, shared, barrier);
+  }
+
+ private:
+  static constexpr unsigned kPageTokens = kPaged ? key::page_size : 1;
+
+  static __device__ __forceinline__ int page_of(int key) { return static_cast<unsigned>(key) / kPageTokens; }
+  static __device__ __forceinline__ int token_of(int key) { return static_cast<unsigned>(key) % kPageTokens; }
+
+  // The warp's next lane that has tiles, if this one has no more.
+  __device__ __forceinline__ void find_lane() {
+    if constexpr (key::num_warps < kNumLanes) {
+      while (tile.is_over() && key_lane_ + key::num_warps < kNumLanes) {
+        key_lane_ += key::num_warps;
+        tile = TileCursor(params_, item_, key_lane_);
+      }
+    }
+  }
+
+  // Page numbers of the tile: a box lies in one page; for gathers, lane i holds the page of key i.
+  __device__ __forceinline__ void look_up() {
+    if constexpr (kPaged && kCopyBoxes) {
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        const int key = tile.begin + box * shape::kBoxKeys;
+        if (key < tile.end) pages_[box] = params_.forward.pages[item_.page_start + page_of(key)];
+      }
+    } else if constexpr (kPaged) {
+      const int key = tile.begin + lane_ % kTileKeys;
+      if (key < tile.end) pages_[0] = params_.forward.pages[item_.page_start + page_of(key)];
+    }
+  }
+
+  template <int kDim>
+  __device__ __forceinline__ void copy(const KeyValueLayout& layout, const ptx::TensorMap& map, unsigned shared,
+                                       unsigned barrier) {
+    if constexpr (kCopyBoxes) {
+      if (lane_ == 0) copy_boxes<kDim>(map, shared, barrier);
+    } else {
+      gather<kDim>(layout, shared);
+    }
+  }
+
+  template <int kDim>
+  __device__ __forceinline__ void copy_boxes(const ptx::TensorMap& map, unsigned shared, unsigned barrier) {
+    using Box = SwizzledTile<kDim, shape::kBoxKeys>;
+    const int boxes = kBoxes == 1 || tile.begin + shape::kBoxKeys >= tile.end ? 1 : 2;
+    ptx::mbarrier_arrive_expect_bytes(barrier, boxes * Box::kBytes);
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      const int key = tile.begin + box * shape::kBoxKeys;
+      if (box >= boxes) break;
+      const int token = kPaged ? token_of(key) : static_cast<int>(item_.page_start) + key;
+      ptx::tma_load_5d(shared + box * Box::kBytes, &map, 0, token, 0, item_.kv_head, kPaged ? pages_[box] : 0, barrier);
+    }
+  }
+
+  // Rows behind the segment's end are filled with zeros.
+  template <int kDim>
+  __device__ __forceinline__ void gather(const KeyValueLayout& layout, unsigned shared) {
+    using Box = SwizzledTile<kDim, shape::kBoxKeys>;
+    const char* base =
+        static_cast<const char*>(layout.data) + item_.kv_head * layout.head_stride * shape::kElementBytes;
+    const int own_key = tile.begin + lane_ % kTileKeys;
+    const bool own_is_read = own_key < tile.end;
+    const long long own_offset =
+        own_is_read ? (pages_[0] * layout.page_stride + token_of(own_key) * layout.token_stride) * shape::kElementBytes
+                    : 0;
+#pragma unroll
+    for (int first = 0; first < kTileKeys * Box::kRowUnits; first += shape::kWarpSize) {
+      const int piece = first + lane_;
+      const int row = piece / Box::kRowUnits;
+      const int unit = piece % Box::kRowUnits;
+      const long long offset = __shfl_sync(0xffffffff, own_offset, row);
+      const bool is_read = tile.begin + row < tile.end;
+      ptx::cp_async_16(shared + row / shape::kBoxKeys * Box::kBytes + Box::offset(row % shape::kBoxKeys, unit),
+                       base + offset + unit * 16, is_read ? 16 : 0);
+    }
+  }
+
+  const FewRowsParams& params_;
+  const ptx::TensorMap& key_map_;
+  const ptx::TensorMap& value_map_;
+  const FewRowsItem& item_;
+  const int lane_;
+  int key_lane_;
+  int pages_[kBoxes] = {};
+};
+
+}  // namespace qkv::cuda::few_rows

@@ -1,0 +1,269 @@
+// How an item of the few-rows kernel ends: the states of its lanes are joined in the CTA, in the order of lanes; the
+// CTA's state is the result, or is joined with those of the other splits, in the order of splits, through the shared
+// memory of a cluster or through global memory and a ticket. Both ways run the same arithmetic on the same numbers.
+#pragma once
+
+#include "few_rows_params.hpp"
+#include "few_rows_tile.cuh"
+#include "ptx/atomic.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/ldmatrix.cuh"
+#include "ptx/mbarrier.cuh"
+#include "softmax.cuh"
+
+namespace qkv::cuda::few_rows {
+
+constexpr int kRowVectors = key::head_dim_v / 4;
+constexpr int kStatePitch = shape::state_pitch(key::head_dim_v);
+
+// 4 elements of a row's mean, and the row's natural LSE.
+struct State {
+  float4 mean;
+  float lse;
+};
+
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ void add_scaled(float4& sum, float factor, const float4& value) {
+  sum.x = __fmaf_rn(factor, value.x, sum.x);
+  sum.y = __fmaf_rn(factor, value.y, sum.y);
+  sum.z = __fmaf_rn(factor, value.z, sum.z);
+  sum.w = __fmaf_rn(factor, value.w, sum.w);
+}
+
+// weighted/total, or zeros where nothing was seen. The added 0 turns -0 into 0, so that tiles in which a row sees
+// nothing can't be told from tiles that were skipped.
+__device__ __forceinline__ float4 mean_of(const float4& weighted, float total) {
+  const float factor = total == 0.0F ? 0.0F : __frcp_rn(total);
+  return {__fmaf_rn(weighted.x, factor, 0.0F), __fmaf_rn(weighted.y, factor, 0.0F), __fmaf_rn(weighted.z, factor, 0.0F),
+          __fmaf_rn(weighted.w, factor, 0.0F)};
+}
+
+// -infinity where total is 0: nothing was seen.
+__device__ __forceinline__ float natural_lse(float max_log2, float total) {
+  return total == 0.0F ? negative_infinity() : (max_log2 + log2_approx(total)) * kLn2;
+}
+
+// Joins states in rising order of `s`. An infinite maximum or a NaN gives NaN; an empty state adds nothing.
+template <typename LseOf, typename MeanOf>
+__device__ __forceinline__ State join_states(int num_states, LseOf lse_of, MeanOf mean_of_state) {
+  float max = negative_infinity();
+  for (int s = 0; s < num_states; ++s) max = fmaxf(max, lse_of(s));
+  const float base = max == negative_infinity() ? 0.0F : max;
+  float total = 0.0F;
+  float4 sum = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll 8
+  for (int s = 0; s < num_states; ++s) {
+    const float weight = exp2_approx((lse_of(s) - base) * kLog2e);
+    total += weight;
+    add_scaled(sum, weight, mean_of_state(s));
+  }
+  return {mean_of(sum, total), natural_lse(max * kLog2e, total)};
+}
+
+// The same for as many states as a cluster holds: the same bits, with no step waiting for a loop.
+template <typename LseOf, typename MeanOf>
+__device__ __forceinline__ State join_cluster_states(int num_states, LseOf lse_of, MeanOf mean_of_state) {
+  float weight[key::cluster_size];
+  float max = negative_infinity();
+#pragma unroll
+  for (int s = 0; s < key::cluster_size; ++s) {
+    weight[s] = s < num_states ? lse_of(s) : negative_infinity();
+    max = fmaxf(max, weight[s]);
+  }
+  const float base = max == negative_infinity() ? 0.0F : max;
+  float total = 0.0F;
+  float4 sum = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll
+  for (int s = 0; s < key::cluster_size; ++s) {
+    if (s < num_states) {
+      weight[s] = exp2_approx((weight[s] - base) * kLog2e);
+      total += weight[s];
+      add_scaled(sum, weight[s], mean_of_state(s));
+    }
+  }
+  return {mean_of(sum, total), natural_lse(max * kLog2e, total)};
+}
+
+// The sink takes part in the sum and brings no value.
+__device__ __forceinline__ void join_sink(State& state, float sink) {
+  const float max = fmaxf(state.lse, sink);
+  if (max == negative_infinity()) return;  // also the sum of nothing
+  const float weight = exp2_approx((state.lse - max) * kLog2e);
+  const float total = weight + exp2_approx((sink - max) * kLog2e);
+  const float factor = __fdividef(weight, total);
+  state.mean = {state.mean.x * factor, state.mean.y * factor, state.mean.z * factor, state.mean.w * factor};
+  state.lse = natural_lse(max * kLog2e, total);
+}
+
+// 4 elements of a row as out_dtype.
+__device__ __forceinline__ void store_mean(void* out, long long element, const float4& mean) {
+  if constexpr (key::out_dtype == 0) {
+    *reinterpret_cast<float4*>(static_cast<float*>(out) + element) = mean;
+  } else {
+    constexpr bool kBf16 = key::out_dtype == 2;
+    const uint2 packed = {ptx::pack_16<kBf16>(mean.x, mean.y), ptx::pack_16<kBf16>(mean.z, mean.w)};
+    *reinterpret_cast<uint2*>(static_cast<unsigned short*>(out) + element) = packed;
+  }
+}
+
+// A lane's state: [tile_q][kStatePitch] weighted sums, then max and sum of each row. The last lane of each warp finds
+// its warp's ring empty.
+__device__ __forceinline__ float* lane_state(char* smem, int key_lane) {
+  constexpr int kEarlier = kNumLanes - key::num_warps;
+  const int offset = key_lane < kEarlier ? kLayout.states + key_lane * kLayout.state_bytes
+                                         : (key_lane - kEarlier) * kLayout.warp_bytes;
+  return reinterpret_cast<float*>(smem + offset);
+}
+
+// One item's end. Vectors are 4 elements of a row; vector v = row·kRowVectors + d/4.
+class ItemEnd {
+ public:
+  __device__ __forceinline__ ItemEnd(const FewRowsParams& params, const FewRowsItem& item, char* smem)
+      : params_(params), item_(item), smem_(smem), rows_((item.query_end - item.query_begin) * key::group_size) {}
+
+  // After a barrier behind the last store of a lane's state.
+  __device__ __forceinline__ void run() {
+    if (item_.num_splits == 1) {
+      for_each_vector([&](int v) { finish(v, join_lanes(v)); });
+      return;
+    }
+    if constexpr (key::cluster_size > 1) {
+      if (item_.num_splits > 1 && item_.ticket < 0) return join_in_cluster();
+    }
+    for_each_vector([&](int v) { store_state(v, join_lanes(v)); });
+    if (item_.num_splits > 1) join_by_ticket();
+  }
+
+ private:
+  template <typename Action>
+  __device__ __forceinline__ void for_each_vector(Action action) const {
+    for (int v = threadIdx.x; v < rows_ * kRowVectors; v += kThreads) action(v);
+  }
+
+  __device__ __forceinline__ const float* state_of(int key_lane) const { return lane_state(smem_, key_lane); }
+
+  __device__ __forceinline__ State join_lanes(int v) const {
+    const int row = v / kRowVectors;
+    const int place = row * kStatePitch + v % kRowVectors * 4;
+    const int stats = key::tile_q * kStatePitch + 2 * row;
+    float2 max_and_sum[kNumLanes];
+    float max = negative_infinity();
+#pragma unroll
+    for (int i = 0; i < kNumLanes; ++i) {
+      max_and_sum[i] = *reinterpret_cast<const float2*>(state_of(i) + stats);
+      max = fmaxf(max, max_and_sum[i].x);
+    }
+    const float base = max == negative_infinity() ? 0.0F : max;
+    float total = 0.0F;
+    float4 sum = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll
+    for (int i = 0; i < kNumLanes; ++i) {
+      const float weight = exp2_approx(max_and_sum[i].x - base);
+      total = __fmaf_rn(weight, max_and_sum[i].y, total);
+      add_scaled(sum, weight, *reinterpret_cast<const float4*>(state_of(i) + place));
+    }
+    return {mean_of(sum, total), natural_lse(max, total)};
+  }
+
+  __device__ __forceinline__ void finish(int v, State state) const {
+    const ForwardParams& params = params_.forward;
+    const int row = v / kRowVectors;
+    const int d = v % kRowVectors * 4;
+    const int head = item_.kv_head * key::group_size + row % key::group_size;
+    const long long token = item_.query_token + row / key::group_size;
+    if (params.sinks != nullptr) join_sink(state, params.sinks[head]);
+    store_mean(params.out, token * params.out_token_stride + head * params.out_head_stride + d, state.mean);
+    if (d == 0 && params.lse != nullptr) {
+      params.lse[head * params.lse_head_stride + token * params.lse_token_stride] = state.lse;
+    }
+  }
+
+  __device__ __forceinline__ void store_state(int v, const State& state) const {
+    const long long row = static_cast<long long>(item_.state_row) + v / kRowVectors;
+    const int d = v % kRowVectors * 4;
+    *reinterpret_cast<float4*>(params_.forward.state_out + row * key::head_dim_v + d) = state.mean;
+    if (d == 0) params_.forward.state_lse[row] = state.lse;
+  }
+
+  // The last CTA to arrive joins. It sees the others' states: each stored, met at a barrier, and released by the
+  // ticket.
+  __device__ __forceinline__ void join_by_ticket() const {
+    int* is_last = reinterpret_cast<int*>(smem_ + kLayout.flag);
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      int* ticket = params_.tickets + item_.ticket;
+      *is_last = ptx::atomic_add_acq_rel(ticket, 1) == item_.num_splits - 1;
+      if (*is_last) *ticket = 0;
+    }
+    __syncthreads();
+    if (!*is_last) return;
+
+    const long long first_row = static_cast<long long>(item_.state_row) - item_.split * rows_;
+    float* lse = reinterpret_cast<float*>(smem_);  // [num_splits, rows], over what the lanes left
+    for (int i = threadIdx.x; i < item_.num_splits * rows_; i += kThreads) {
+      lse[i] = __ldcg(params_.forward.state_lse + first_row + i);
+    }
+    __syncthreads();
+    for_each_vector([&](int v) {
+      const int row = v / kRowVectors;
+      const float* first = params_.forward.state_out + first_row * key::head_dim_v + 4LL * v;
+      finish(v, join_states(
+                    item_.num_splits, [&](int s) { return lse[s * rows_ + row]; },
+                    [&](int s) {
+                      return __ldcg(reinterpret_cast<const float4*>(first + 1LL * s * rows_ * key::head_dim_v));
+                    }));
+    });
+  }
+
+  // Each of the n CTAs joins one share of the vectors: every CTA sends every other its part of that share.
+  __device__ __forceinline__ void join_in_cluster() const {
+    const int n = item_.num_splits;
+    const int vectors = rows_ * kRowVectors;
+    const int share = (vectors + n - 1) / n;
+    const unsigned smem = ptx::shared_address(smem_);
+    const unsigned barrier = smem + kReceivedBarrier;
+    const unsigned first_rank = ptx::cluster_rank() - item_.split;
+    const int own_begin = item_.split * share;
+    const int own_count = min(share, vectors - own_begin);
+    if (threadIdx.x == 0) {
+      ptx::mbarrier_arrive_expect_bytes(barrier, n * (max(own_count, 0) * 16 + rows_ * 4));
+    }
+    const float shares = __frcp_rn(static_cast<float>(share));
+    for_each_vector([&](int v) {
+      const State state = join_lanes(v);
+      const int owner = static_cast<int>((v + 0.5F) * shares);  // v/share: exact below 2^20
+      const unsigned place = smem + kLayout.received + (item_.split * share + v - owner * share) * 16;
+      ptx::store_async(ptx::shared_address_of_rank(place, first_rank + owner), state.mean,
+                       ptx::shared_address_of_rank(barrier, first_rank + owner));
+      // All threads of a row know its LSE; each sends it to another CTA.
+      const unsigned lse = smem + kLayout.received_lse + (item_.split * key::tile_q + v / kRowVectors) * 4;
+      for (int rank = v % kRowVectors; rank < n; rank += kRowVectors) {
+        ptx::store_async(ptx::shared_address_of_rank(lse, first_rank + rank), state.lse,
+                         ptx::shared_address_of_rank(barrier, first_rank + rank));
+      }
+    });
+
+    ptx::mbarrier_wait_cluster(barrier, 0);
+    const float4* received = reinterpret_cast<const float4*>(smem_ + kLayout.received);
+    const float* lse = reinterpret_cast<const float*>(smem_ + kLayout.received_lse);
+    for (int i = threadIdx.x; i < own_count; i += kThreads) {
+      const int row = (own_begin + i) / kRowVectors;
+      finish(own_begin + i,
+             join_cluster_states(
+                 n, [&](int s) { return lse[s * key::tile_q + row]; }, [&](int s) { return received[s * share + i]; }));
+    }
+  }
+
+  const FewRowsParams& params_;
+  const FewRowsItem& item_;
+  char* smem_;
+  const int rows_;
+};
+
+}  // namespace qkv::cuda::few_rows
