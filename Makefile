@@ -4,7 +4,7 @@ CASES ?= 2000
 SEED ?= 1
 FILTER ?= .
 
-.PHONY: help build demo test bench check lint format asan tsan clean
+.PHONY: help build demo test test-gpu check-gpu-stamp bench check lint format asan tsan clean
 
 help:
 	@echo 'qkv: attention engine for LLM serving. What you can say:'
@@ -12,6 +12,8 @@ help:
 	@echo '  make demo                        watch it work: a small language model answers on this machine'
 	@echo '  make build                       the library and the command: build/release/qkv'
 	@echo '  make test                        everything that CI runs; about 10 minutes on 2 cores'
+	@echo '  make test-gpu                    the tests that need a GPU; leaves tests/gpu/verified.json'
+	@echo '  make check-gpu-stamp             are the GPU sources those that were tested on a GPU?'
 	@echo '  make check CASES=20000 SEED=1    random cases against the float64 definition'
 	@echo '  make bench [FILTER=regex]        measure on this machine'
 	@echo '  make lint | format               what clang-format, clang-tidy and ruff say | let them format'
@@ -37,6 +39,13 @@ bench:
 	@scripts/setup.sh build bench python plot
 	@scripts/package.sh
 	@scripts/bench.sh '$(FILTER)'
+
+test-gpu:
+	@scripts/setup.sh build
+	@scripts/test-gpu.sh
+
+check-gpu-stamp:
+	@python3 scripts/gpu_stamp.py check
 
 check: build
 	@build/release/qkv check --cases $(CASES) --seed $(SEED)

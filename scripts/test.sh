@@ -44,11 +44,14 @@ test_python() {
   step "Test Python" test-python .venv/bin/python -m pytest -q tests/python
   count_pytest test-python
 }
+test_gpu_stamp() {
+  step "Compare the GPU sources with those tested on a GPU" gpu-stamp python3 scripts/gpu_stamp.py check
+}
 test_asan() { run_ctest asan all "Test C++ under AddressSanitizer and UndefinedBehaviorSanitizer"; }
 test_tsan() { run_ctest tsan thread_tests "Test what uses threads under ThreadSanitizer"; }
 
 case ${1:-all} in
-  all) test_release; test_python; scripts/lint.sh; test_asan; test_tsan ;;
+  all) test_release; test_python; scripts/lint.sh; test_gpu_stamp; test_asan; test_tsan ;;
   asan) test_asan ;;
   tsan) test_tsan ;;
   *) echo "test.sh: unknown part '$1'; allowed: all, asan, tsan" >&2; exit 2 ;;

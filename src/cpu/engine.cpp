@@ -152,7 +152,7 @@ class Forward {
 
 class CpuLayer final : public plan::LayerEngine {
  public:
-  plan::PlanShape plan_shape() const override { return {kTileKv, kFewRows, kRowsPerItem, kTileQ}; }
+  plan::PlanShape plan_shape() const override { return {kFewRows, kTileKv, kTileKv, kTileQ, kRowsPerItem}; }
   void place(plan::PlanData&, Stream) const override {}  // read where it is
   void forward(const plan::ForwardCall& call) const override { Forward(call).run(); }
   void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const plan::PlanData& plan,

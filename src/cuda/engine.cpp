@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <numbers>
+#include <optional>
 
-#include "core/index/forward_sm80_shape.hpp"
+#include "cuda/forward_sm80.hpp"
+#include "cuda/forward_sm90_many_rows.hpp"
 #include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/memory.hpp"
@@ -47,7 +49,7 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
   params.page_size = static_cast<int>(cache.key.shape[1]);
   const int64_t chunks = cache.key.shape[2] * (cache.key.shape[3] + 7) / 8;
   const auto threads = static_cast<uint32_t>(std::clamp<int64_t>((chunks + 31) / 32 * 32, 32, 256));
-  launch(kernel, {static_cast<uint32_t>(num_slots), 1, threads, 0}, &params, stream);
+  launch(kernel, {static_cast<uint32_t>(num_slots), 1, threads, 0}, {&params}, stream);
 }
 
 class CudaLayer final : public plan::LayerEngine {
@@ -55,11 +57,13 @@ class CudaLayer final : public plan::LayerEngine {
   CudaLayer(const LayerSpec& layer, int32_t device_index) : device_index_(device_index) {
     const CurrentDevice current(device_index);
     const DeviceFacts& facts = device_facts(device_index);
-    many_rows_shape_ = index::forward_sm80_shape(layer.head_dim, layer.value_dim(), facts.max_shared_bytes);
-    few_rows_shape_ = many_rows_shape_;
-    few_rows_shape_.tile_q = kFewRows;
-    many_rows_ = &forward_kernel(layer, facts, many_rows_shape_);
-    few_rows_ = &forward_kernel(layer, facts, few_rows_shape_);
+    few_rows_.emplace(layer, facts, kFewRows);
+    if (ForwardSm90ManyRows::supports(layer, facts)) {
+      many_rows_sm90_.emplace(layer, facts);
+      max_ctas_ = facts.num_multiprocessors;
+    } else {
+      many_rows_sm80_.emplace(layer, facts, 0);
+    }
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
     if (layer.cache) cache_write_ = &jit::kernels().get(plain_source("cache_write", facts.arch));
     Upload upload;
@@ -71,23 +75,31 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
   plan::PlanShape plan_shape() const override {
-    return {many_rows_shape_.tile_kv, kFewRows, many_rows_shape_.tile_q, many_rows_shape_.tile_q};
+    const int32_t tile_q = many_rows_sm90_ ? many_rows_sm90_->tile_q() : many_rows_sm80_->tile_q();
+    const int32_t tile_kv = many_rows_sm90_ ? many_rows_sm90_->tile_kv() : many_rows_sm80_->tile_kv();
+    return {kFewRows, few_rows_->tile_kv(), tile_kv, tile_q, tile_q};
   }
 
   void place(plan::PlanData& plan, Stream stream) const override {
     const CurrentDevice current(device_index_);
-    plan.placed = std::make_unique<DevicePlan>(plan, device_index_, handle_of(stream));
+    plan.placed = std::make_unique<DevicePlan>(plan, device_index_, max_ctas_, handle_of(stream));
   }
 
   void forward(const plan::ForwardCall& call) const override {
     const CurrentDevice current(device_index_);
     const auto& plan = static_cast<const DevicePlan&>(*call.plan.placed);
+    const jit::CUstream stream = handle_of(call.stream);
     ForwardParams params{};
     plan.fill(params);
     fill(call, params);
-    run(*few_rows_, few_rows_shape_, plan.items, plan.num_few_rows_items, params, handle_of(call.stream));
-    run(*many_rows_, many_rows_shape_, plan.items + plan.num_few_rows_items, plan.num_many_rows_items, params,
-        handle_of(call.stream));
+    params.items = plan.items;
+    few_rows_->run(params, plan.num_few_rows_items, stream);
+    params.items = plan.items + plan.num_few_rows_items;
+    if (many_rows_sm90_) {
+      many_rows_sm90_->run(call, params, plan.cta_begin, plan.num_ctas, stream);
+    } else {
+      many_rows_sm80_->run(params, plan.num_many_rows_items, stream);
+    }
     merge(call, plan, params);
   }
 
@@ -99,11 +111,6 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
  private:
-  static const jit::Kernel& forward_kernel(const LayerSpec& layer, const DeviceFacts& facts,
-                                           const index::ForwardSm80Shape& shape) {
-    return jit::kernels().get(forward_source(layer, {"forward_sm80", facts.arch, shape.tile_q, shape.tile_kv}));
-  }
-
   void fill(const plan::ForwardCall& call, ForwardParams& params) const {
     const LayerSpec& layer = call.layer;
     const int32_t head_axis = layer.cache ? 2 : 1;
@@ -132,16 +139,6 @@ class CudaLayer final : public plan::LayerEngine {
     }
   }
 
-  static void run(const jit::Kernel& kernel, const index::ForwardSm80Shape& shape, const WorkItem* items,
-                  int32_t num_items, ForwardParams& params, jit::CUstream stream) {
-    if (num_items == 0) return;
-    params.items = items;
-    launch(kernel,
-           {static_cast<uint32_t>(num_items), 1, static_cast<uint32_t>(shape.num_threads()),
-            static_cast<uint32_t>(shape.smem_bytes())},
-           &params, stream);
-  }
-
   void merge(const plan::ForwardCall& call, const DevicePlan& plan, const ForwardParams& forward) const {
     if (plan.num_merges == 0) return;
     MergePlanParams params{};
@@ -157,14 +154,14 @@ class CudaLayer final : public plan::LayerEngine {
     params.lse_head_stride = forward.lse_head_stride;
     params.lse_token_stride = forward.lse_token_stride;
     const auto row_blocks = static_cast<uint32_t>(std::min<int64_t>((plan.max_merge_rows + 3) / 4, kMaxGridY));
-    launch(*merge_, {static_cast<uint32_t>(plan.num_merges), row_blocks, 128, 0}, &params, handle_of(call.stream));
+    launch(*merge_, {static_cast<uint32_t>(plan.num_merges), row_blocks, 128, 0}, {&params}, handle_of(call.stream));
   }
 
   int32_t device_index_;
-  index::ForwardSm80Shape many_rows_shape_{};
-  index::ForwardSm80Shape few_rows_shape_{};
-  const jit::Kernel* many_rows_ = nullptr;
-  const jit::Kernel* few_rows_ = nullptr;
+  int32_t max_ctas_ = 0;
+  std::optional<ForwardSm80> few_rows_;
+  std::optional<ForwardSm80> many_rows_sm80_;  // one of the two
+  std::optional<ForwardSm90ManyRows> many_rows_sm90_;
   const jit::Kernel* merge_ = nullptr;
   const jit::Kernel* cache_write_ = nullptr;
   DeviceBuffer score_terms_;
@@ -230,7 +227,7 @@ class CudaEngine final : public plan::Engine {
       many = upload.place(device_index_, handle_of(stream));
       params.states = many.as<const StateView>();
     }
-    launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, &params, handle_of(stream));
+    launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, {&params}, handle_of(stream));
     if (many.address() != 0) jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
   }
 

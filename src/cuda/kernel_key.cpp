@@ -43,10 +43,12 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
       "constexpr int num_mask_operands = {};\n"
       "constexpr int mask_scope[] = {{{}}};\n"
       "constexpr int tile_q = {}, tile_kv = {};\n"
+      "constexpr bool positive_factor = {}, ping_pong = {};\n"
       "}}\n",
       layer.query_dtype == DType::bf16, dtype_code(layer.out_dtype()), layer.head_dim, layer.value_dim(),
       layer.group_size(), layer.cache ? layer.cache->page_size : 0, layer.softcap > 0, alibi, !always_visible,
-      program.depends_on_head, program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv);
+      program.depends_on_head, program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv,
+      layer.effective_scale() > 0, key.ping_pong);
 }
 
 std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {

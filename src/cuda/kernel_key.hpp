@@ -13,6 +13,7 @@ struct ForwardKey {
   std::string arch;
   int tile_q;
   int tile_kv;
+  bool ping_pong = false;  // of warpgroups, where the kernel has several
 };
 
 // The kernel's text for the layer: its constants, its mask, its file. Named in words for logs and errors.

@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "jit/driver.hpp"
 
 namespace qkv::cuda {
 
-void launch(const jit::Kernel& kernel, const LaunchShape& shape, const void* params, jit::CUstream stream) {
+void launch(const jit::Kernel& kernel, const LaunchShape& shape, std::initializer_list<const void*> params,
+            jit::CUstream stream) {
   jit::CUlaunchConfig config{};
   config.grid_x = shape.grid_x;
   config.grid_y = shape.grid_y;
@@ -16,11 +19,13 @@ void launch(const jit::Kernel& kernel, const LaunchShape& shape, const void* par
   config.block_z = 1;
   config.dynamic_shared_bytes = shape.shared_bytes;
   config.stream = stream;
-  void* arguments[] = {const_cast<void*>(params)};  // NOLINT(cppcoreguidelines-pro-type-const-cast): copied by the call
-  jit::check(jit::driver().launch_kernel_ex(&config, kernel.function, arguments, nullptr), "cuLaunchKernelEx", [&] {
-    return fmt::format("{}, grid {} x {}, {} threads, {} bytes of shared memory", kernel.name, shape.grid_x,
-                       shape.grid_y, shape.threads, shape.shared_bytes);
-  });
+  std::vector<void*> arguments;
+  for (const void* param : params) arguments.push_back(const_cast<void*>(param));  // the call copies what they point at
+  jit::check(jit::driver().launch_kernel_ex(&config, kernel.function, arguments.data(), nullptr), "cuLaunchKernelEx",
+             [&] {
+               return fmt::format("{}, grid {} x {}, {} threads, {} bytes of shared memory", kernel.name, shape.grid_x,
+                                  shape.grid_y, shape.threads, shape.shared_bytes);
+             });
 }
 
 }  // namespace qkv::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "jit/module.hpp"
 
@@ -14,7 +15,8 @@ struct LaunchShape {
   uint32_t shared_bytes = 0;
 };
 
-// The kernel takes one parameter, a struct.
-void launch(const jit::Kernel& kernel, const LaunchShape& shape, const void* params, jit::CUstream stream);
+// `params`: the address of each of the kernel's parameters.
+void launch(const jit::Kernel& kernel, const LaunchShape& shape, std::initializer_list<const void*> params,
+            jit::CUstream stream);
 
 }  // namespace qkv::cuda

@@ -1,18 +1,32 @@
 #include "cuda/placed_plan.hpp"
 
 #include <algorithm>
+#include <iterator>
+
+#include "core/index/forward_sm90_many_rows_shape.hpp"
+#include "cuda/cta_lists.hpp"
 
 namespace qkv::cuda {
 namespace {
 
-std::vector<WorkItem> items_of(const plan::PlanData& plan, bool few_rows) {
-  std::vector<WorkItem> items;
-  for (const plan::WorkItem& item : plan.items) {
-    if (item.few_rows != few_rows) continue;
-    items.push_back({item.request, item.kv_head, item.query_begin, item.query_end, item.segment_begin, item.segment_end,
-                     item.state_row});
-  }
+std::vector<plan::WorkItem> items_of(const plan::PlanData& plan, bool few_rows) {
+  std::vector<plan::WorkItem> items;
+  std::copy_if(plan.items.begin(), plan.items.end(), std::back_inserter(items),
+               [&](const plan::WorkItem& item) { return item.few_rows == few_rows; });
   return items;
+}
+
+CtaLists lists_of(const plan::PlanData& plan, const std::vector<plan::WorkItem>& items, int32_t max_ctas) {
+  if (max_ctas == 0) return {items, {}};
+  return make_cta_lists(items, max_ctas, [&](int32_t request) {
+    return index::many_rows_heads_per_section(plan.seq_lens[request], plan.layer.head_dim, plan.layer.value_dim(),
+                                              plan.layer.num_kv_heads);
+  });
+}
+
+WorkItem device_item(const plan::WorkItem& item) {
+  return {item.request,       item.kv_head,     item.query_begin, item.query_end,
+          item.segment_begin, item.segment_end, item.state_row};
 }
 
 std::vector<KeySegment> segments_of(const plan::PlanData& plan) {
@@ -34,13 +48,16 @@ std::vector<MergeItem> merges_of(const plan::PlanData& plan) {
 
 }  // namespace
 
-DevicePlan::DevicePlan(const plan::PlanData& plan, int32_t device_index, jit::CUstream stream) {
+DevicePlan::DevicePlan(const plan::PlanData& plan, int32_t device_index, int32_t max_ctas, jit::CUstream stream) {
   const bool paged = plan.layer.cache.has_value();
-  std::vector<WorkItem> all = items_of(plan, true);
-  num_few_rows_items = static_cast<int32_t>(all.size());
-  const std::vector<WorkItem> many = items_of(plan, false);
-  num_many_rows_items = static_cast<int32_t>(many.size());
-  all.insert(all.end(), many.begin(), many.end());
+  const std::vector<plan::WorkItem> few = items_of(plan, true);
+  const CtaLists many = lists_of(plan, items_of(plan, false), max_ctas);
+  num_few_rows_items = static_cast<int32_t>(few.size());
+  num_many_rows_items = static_cast<int32_t>(many.items.size());
+  num_ctas = std::max(static_cast<int32_t>(many.begin.size()) - 1, 0);
+  std::vector<WorkItem> all;
+  std::transform(few.begin(), few.end(), std::back_inserter(all), device_item);
+  std::transform(many.items.begin(), many.items.end(), std::back_inserter(all), device_item);
   num_merges = static_cast<int32_t>(plan.merges.size());
   for (const plan::MergeItem& merge : plan.merges) {
     max_merge_rows = std::max<int64_t>(max_merge_rows, merge.query_end - merge.query_begin);
@@ -49,6 +66,7 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, int32_t device_index, jit::CU
 
   Upload upload;
   const size_t items_at = upload.add(all);
+  const size_t cta_begin_at = upload.add(many.begin);
   const size_t segments_at = upload.add(segments_of(plan));
   const size_t merges_at = upload.add(merges_of(plan));
   const size_t starts_at = upload.add(plan.query_start_loc);
@@ -67,6 +85,7 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, int32_t device_index, jit::CU
   states_ = DeviceBuffer(device_index, states_lse_offset_ + rows * sizeof(float));
 
   items = arrays_.as<const WorkItem>(items_at);
+  cta_begin = arrays_.as<const int>(cta_begin_at);
   slots = arrays_.as<const int64_t>(slots_at);
   num_slots = static_cast<int64_t>(plan.slot_mapping.size());
 

@@ -8,15 +8,18 @@
 namespace qkv::cuda {
 
 struct DevicePlan final : plan::PlacedPlan {
-  DevicePlan(const plan::PlanData& plan, int32_t device_index, jit::CUstream stream);
+  // The many-rows items go into lists of at most `max_ctas` CTAs (0: the kernel has a CTA an item).
+  DevicePlan(const plan::PlanData& plan, int32_t device_index, int32_t max_ctas, jit::CUstream stream);
 
-  // Fills in what the plan knows of a forward launch over items [first, first + count).
+  // Fill in what the plan knows of a launch.
   void fill(ForwardParams& params) const;
   void fill(MergePlanParams& params) const;
 
   // Items of few rows come first in the device's list.
   int32_t num_few_rows_items = 0;
   int32_t num_many_rows_items = 0;
+  int32_t num_ctas = 0;
+  const int* cta_begin = nullptr;
   int32_t num_merges = 0;
   int64_t max_merge_rows = 0;
 

@@ -13,10 +13,11 @@
 namespace qkv::plan {
 
 struct PlanShape {
-  int32_t tile_kv;        // keys a tile of the absolute grid
-  int32_t few_rows;       // packed rows of a request up to which the few-rows kernel runs
-  int32_t rows_per_item;  // packed rows of an item, at most (one token's heads may exceed it)
-  int32_t tile_q;         // packed rows of a query tile: items are cut near its multiples
+  int32_t few_rows;          // packed rows of a request up to which the few-rows kernel runs
+  int32_t few_rows_tile_kv;  // its keys a tile of the absolute grid
+  int32_t tile_kv;           // the many-rows kernel's
+  int32_t tile_q;            // packed rows of its query tile: items are cut near multiples of it
+  int32_t rows_per_item;     // packed rows of an item, at most (one token's heads may exceed it)
 };
 
 // All tensors are checked before an engine sees them.

@@ -13,6 +13,7 @@ struct RowBlock {
   int32_t request;
   int32_t query_begin, query_end;
   int32_t split_keys;
+  int32_t tile_kv;
   bool few_rows;
 };
 
@@ -42,9 +43,11 @@ class Cutter {
     const int32_t tokens =
         few_rows ? q_len
                  : index::tokens_per_item(num_rows, num_kv_heads, group_size_, shape_.rows_per_item, shape_.tile_q);
-    const int32_t keys = index::split_keys(num_rows, num_kv_heads, shape_.few_rows, shape_.rows_per_item);
+    const int32_t tile_kv = few_rows ? shape_.few_rows_tile_kv : shape_.tile_kv;
+    const int32_t keys =
+        index::whole_tiles(index::split_keys(num_rows, num_kv_heads, shape_.few_rows, shape_.rows_per_item), tile_kv);
     for (int32_t begin = 0; begin < q_len; begin += tokens) {
-      cut_row_block({request, begin, std::min(q_len, begin + tokens), keys, few_rows});
+      cut_row_block({request, begin, std::min(q_len, begin + tokens), keys, tile_kv, few_rows});
     }
   }
 
@@ -63,7 +66,7 @@ class Cutter {
     const int32_t kv_len = plan_.seq_lens[block.request];
     const int32_t head = kv_head * group_size_;
     mask::append_segments(plan_.mask, plan_.mask_inputs[block.request],
-                          {block.query_begin, block.query_end, 0, kv_len, head, head + group_size_}, shape_.tile_kv,
+                          {block.query_begin, block.query_end, 0, kv_len, head, head + group_size_}, block.tile_kv,
                           runs_);
     Splits splits;
     int32_t current_end = -1;

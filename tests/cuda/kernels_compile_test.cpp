@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/index/forward_sm80_shape.hpp"
+#include "core/index/forward_sm90_many_rows_shape.hpp"
 #include "cuda/kernel_key.hpp"
 #include "jit/module.hpp"
 #include "jit/needs_nvrtc.hpp"
@@ -68,6 +69,20 @@ TEST_P(kernels_compile, forward_sm80) {
       EXPECT_TRUE(compiled.usage.serialized_wgmma.empty()) << source.name;
     }
   }
+}
+
+TEST_P(kernels_compile, forward_sm90_many_rows) {
+  const LayerSpec layer = matrix()[GetParam()];
+  const int page_size = layer.cache ? layer.cache->page_size : 0;
+  if (!index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size)) return;  // the sm_80 kernel runs these
+  const index::ManyRowsShape shape = index::many_rows_shape(layer.head_dim, layer.value_dim());
+  const jit::Compiled compiled = jit::compile(forward_source(
+      layer, {"forward_sm90_many_rows", "sm_90a", index::many_rows_tile_q(shape), shape.tile_kv, shape.ping_pong}));
+  EXPECT_EQ(compiled.entry, "forward_sm90_many_rows");
+  // Softcap and ALiBi together keep more in hand than there are registers: two words of a row's bookkeeping.
+  const bool all_terms = layer.softcap > 0 && !layer.alibi_slopes.empty();
+  EXPECT_LE(compiled.usage.spill_store_bytes, all_terms ? 8 : 0) << compiled.log;
+  EXPECT_TRUE(compiled.usage.serialized_wgmma.empty()) << compiled.log;
 }
 
 INSTANTIATE_TEST_SUITE_P(matrix, kernels_compile, ::testing::Range<size_t>(0, matrix().size()));

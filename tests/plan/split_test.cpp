@@ -10,7 +10,7 @@
 namespace qkv::plan {
 namespace {
 
-constexpr PlanShape kShape{16, 4, 24, 8};
+constexpr PlanShape kShape{.few_rows = 4, .few_rows_tile_kv = 16, .tile_kv = 80, .tile_q = 8, .rows_per_item = 24};
 
 PlanData plan_of(const tools::Case& c) {
   const tools::CaseData data(c);
@@ -40,7 +40,7 @@ void expect_items_cover(const tools::Case& c) {
       if (item.state_row < 0) ++finishers[{item.request, item.kv_head, query}];
       for (int32_t s = item.segment_begin; s < item.segment_end; ++s) {
         const mask::KeySegment& segment = plan.segments[s];
-        ASSERT_EQ(segment.begin % kShape.tile_kv, 0);
+        ASSERT_EQ(segment.begin % (item.few_rows ? kShape.few_rows_tile_kv : kShape.tile_kv), 0);
         ASSERT_LT(segment.begin, segment.end);
         for (int32_t key = segment.begin; key < segment.end; ++key) ++covered[{item.request, item.kv_head, query, key}];
       }
@@ -113,7 +113,7 @@ TEST(split, a_window_reads_only_its_own_keys) {
   auto c = testing::case_of(1, 1, 8, {1}, {100'000});
   c.layer.mask = mask::sliding_window(128);
   const tools::CaseData data(c);
-  const PlanData plan = build(c.layer, data.batch(), {128, 4, 24, 8});
+  const PlanData plan = build(c.layer, data.batch(), {4, 128, 128, 8, 24});
   int64_t keys = 0;
   for (const WorkItem& item : plan.items) {
     for (int32_t s = item.segment_begin; s < item.segment_end; ++s) {
@@ -130,6 +130,9 @@ TEST(split, rules_see_only_the_requests_own_numbers) {
   EXPECT_EQ(split_keys(16, 1, 16, 384), 512);
   EXPECT_EQ(split_keys(17, 1, 16, 384), 2048);
   EXPECT_EQ(split_keys(385, 1, 16, 384), INT32_MAX);
+  EXPECT_EQ(whole_tiles(2048, 128), 2048);
+  EXPECT_EQ(whole_tiles(2048, 80), 2080);
+  EXPECT_EQ(whole_tiles(INT32_MAX, 80), INT32_MAX);
   EXPECT_EQ(split_end(0, 2048, 5000), 2048);
   EXPECT_EQ(split_end(2048, 2048, 5000), 4096);
   EXPECT_EQ(split_end(4096, 2048, 5000), 5000);

@@ -31,6 +31,11 @@ constexpr int32_t split_keys(int64_t num_rows, int32_t num_kv_heads, int32_t few
   return INT32_MAX;
 }
 
+// Splits begin where tiles do.
+constexpr int32_t whole_tiles(int32_t split_keys, int32_t tile_kv) {
+  return split_keys == INT32_MAX ? split_keys : (split_keys + tile_kv - 1) / tile_kv * tile_kv;
+}
+
 // The end of the split that holds `position`: splits lie on absolute multiples of split_keys.
 constexpr int32_t split_end(int32_t position, int32_t split_keys, int32_t kv_end) {
   if (split_keys == INT32_MAX) return kv_end;

@@ -1,0 +1,26 @@
+// The general forward kernel: one CTA an item.
+#pragma once
+
+#include "core/index/forward_sm80_shape.hpp"
+#include "cuda/device/params.hpp"
+#include "cuda/memory.hpp"
+#include "jit/module.hpp"
+#include "qkv/layer.hpp"
+
+namespace qkv::cuda {
+
+class ForwardSm80 {
+ public:
+  // Compiles the kernel for tiles of tile_q packed rows; 0 = as many as suit the head sizes.
+  ForwardSm80(const LayerSpec& layer, const DeviceFacts& facts, int tile_q);
+
+  int tile_q() const { return shape_.tile_q; }
+  int tile_kv() const { return shape_.tile_kv; }
+  void run(const ForwardParams& params, int32_t num_items, jit::CUstream stream) const;
+
+ private:
+  index::ForwardSm80Shape shape_;
+  const jit::Kernel* kernel_;
+};
+
+}  // namespace qkv::cuda

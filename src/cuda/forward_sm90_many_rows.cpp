@@ -1,0 +1,74 @@
+#include "cuda/forward_sm90_many_rows.hpp"
+
+#include "cuda/device/many_rows_params.hpp"
+#include "cuda/kernel_key.hpp"
+#include "cuda/launch.hpp"
+#include "cuda/tensor_map.hpp"
+
+namespace qkv::cuda {
+namespace {
+
+constexpr int64_t kBlock = index::kManyRowsSwizzleColumns;  // columns of a swizzled block
+constexpr auto kPromotion = jit::CUtensorMapL2promotion::bytes_256;
+
+jit::CUtensorMap query_map(const plan::ForwardCall& call) {
+  const Tensor& query = call.query;
+  const int64_t group = call.layer.group_size();
+  const bool by_box = index::many_rows_query_by_box(static_cast<int>(group));
+  const int64_t blocks = call.layer.head_dim / kBlock;
+  return make_tensor_map(query.data, query.dtype,
+                         {{{kBlock, 1, static_cast<int32_t>(kBlock)},
+                           {group, query.stride[1], static_cast<int32_t>(by_box ? group : 1)},
+                           {call.plan.num_tokens, query.stride[0],
+                            static_cast<int32_t>(by_box ? index::kManyRowsRowsPerConsumer / group : 1)},
+                           {blocks, kBlock, static_cast<int32_t>(by_box ? blocks : 1)},
+                           {call.layer.num_kv_heads, query.stride[1] * group, 1}}},
+                         kPromotion, "query");
+}
+
+// Dense keys are one page that holds them all.
+jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, int32_t box_rows, int32_t box_blocks,
+                           const char* name) {
+  const int32_t token_axis = paged ? 1 : 0;
+  return make_tensor_map(pages.data, pages.dtype,
+                         {{{kBlock, 1, static_cast<int32_t>(kBlock)},
+                           {pages.shape[token_axis], pages.stride[token_axis], box_rows},
+                           {dim / kBlock, kBlock, box_blocks},
+                           {pages.shape[token_axis + 1], pages.stride[token_axis + 1], 1},
+                           {paged ? pages.shape[0] : 1, paged ? pages.stride[0] : 0, 1}}},
+                         kPromotion, name);
+}
+
+}  // namespace
+
+bool ForwardSm90ManyRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
+  return facts.arch == "sm_90a" &&
+         index::many_rows_supports(layer.head_dim, layer.value_dim(), layer.cache ? layer.cache->page_size : 0);
+}
+
+ForwardSm90ManyRows::ForwardSm90ManyRows(const LayerSpec& layer, const DeviceFacts& facts)
+    : shape_(index::many_rows_shape(layer.head_dim, layer.value_dim())),
+      kernel_(&jit::kernels().get(
+          forward_source(layer, {"forward_sm90_many_rows", facts.arch, tile_q(), shape_.tile_kv, shape_.ping_pong}))) {}
+
+void ForwardSm90ManyRows::run(const plan::ForwardCall& call, const ForwardParams& params, const int* cta_begin,
+                              int32_t num_ctas, jit::CUstream stream) const {
+  if (num_ctas == 0) return;
+  const LayerSpec& layer = call.layer;
+  const bool paged = layer.cache.has_value();
+  const int32_t page_size = paged ? layer.cache->page_size : 0;
+  const int32_t box_rows = index::many_rows_box_rows(page_size, shape_.tile_kv);
+  const int32_t key_blocks = index::many_rows_key_box_blocks(layer.head_dim, page_size, shape_.tile_kv);
+  const ManyRowsParams many{cta_begin};
+  const jit::CUtensorMap query = query_map(call);
+  const jit::CUtensorMap key = pages_map(call.key, paged, layer.head_dim, box_rows, key_blocks, "key");
+  const jit::CUtensorMap value = pages_map(call.value, paged, layer.value_dim(), box_rows,
+                                           static_cast<int32_t>(layer.value_dim() / kBlock), "value");
+  const auto shared_bytes =
+      static_cast<uint32_t>(index::many_rows_layout(shape_, layer.head_dim, layer.value_dim()).bytes);
+  launch(*kernel_,
+         {static_cast<uint32_t>(num_ctas), 1, static_cast<uint32_t>(index::many_rows_threads(shape_)), shared_bytes},
+         {&params, &many, &query, &key, &value}, stream);
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,22 @@
+// Descriptions of tensors for the bulk copies of Hopper (TMA).
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "jit/cuda_api.hpp"
+#include "qkv/tensor.hpp"
+
+namespace qkv::cuda {
+
+struct MapAxis {
+  int64_t extent;
+  int64_t stride;  // in elements; of the innermost axis 1, of an axis of extent 1 whatever it says
+  int32_t box;     // elements of one copy
+};
+
+// Five axes of 16-bit elements, innermost first, with the 128-byte swizzle; what lies behind an edge reads as zeros.
+jit::CUtensorMap make_tensor_map(const void* data, DType dtype, const std::array<MapAxis, 5>& axes,
+                                 jit::CUtensorMapL2promotion promotion, const char* name);
+
+}  // namespace qkv::cuda

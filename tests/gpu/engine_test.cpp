@@ -1,0 +1,183 @@
+// What only a GPU can show. Skipped where there is none; `make test-gpu` runs it and keeps tests/gpu/verified.json.
+#include <cmath>
+
+#include "jit/driver.hpp"
+#include "support/small_layer.hpp"
+
+namespace qkv {
+namespace {
+
+using testing::case_of;
+using testing::expect_refused;
+using testing::view;
+
+constexpr Device kGpu{DeviceKind::cuda, 0};
+
+class gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (num_cuda_devices() == 0) GTEST_SKIP() << "needs a GPU";
+  }
+};
+
+tools::Case bf16(tools::Case c) {
+  c.layer.query_dtype = c.layer.kv_dtype = DType::bf16;
+  return c;
+}
+
+void expect_agrees_on_gpu(const tools::Case& c) { EXPECT_EQ(tools::failure_of(c, kGpu), "") << tools::describe(c); }
+
+TEST_F(gpu, casebook_masks_and_windows) {
+  for (const Mask& mask :
+       {mask::sliding_window(4), mask::window(32, 64), mask::prefix_lm(7), mask::prefix_lm(), mask::rswa(4),
+        mask::per_request_causal(), mask::per_request_causal() & mask::window(3, 3), mask::window(0, 0),
+        mask::document() & mask::causal(), mask::tree(), mask::everything(), mask::nothing()}) {
+    auto c = bf16(case_of(4, 2, 64, {129, 1, 8, 0, 33}, {64, 21, 5, 7, 300}));
+    c.layer.mask = mask;
+    expect_agrees_on_gpu(c);
+  }
+}
+
+TEST_F(gpu, casebook_pages_strides_and_head_sizes) {
+  for (const int32_t page_size : {1, 3, 16, 19, 64, 544}) {
+    auto c = bf16(case_of(8, 1, 64, {1, 15, 2, 1, 1}, {1, 15, 16, 17, 300}));
+    c.layer.cache = CacheSpec{page_size};
+    c.layout.odd_singleton_strides = true;
+    c.layout.interleaved = page_size % 2 == 0;
+    expect_agrees_on_gpu(c);
+  }
+  for (const int32_t head_dim : {16, 40, 72, 80, 96, 112, 192, 256, 512}) {
+    expect_agrees_on_gpu(bf16(case_of(7, 1, head_dim, {1, 20, 70}, {50, 60, 70})));
+  }
+}
+
+TEST_F(gpu, casebook_empty_rows_sinks_and_splits) {
+  expect_agrees_on_gpu(bf16(case_of(4, 2, 32, {}, {})));
+  expect_agrees_on_gpu(bf16(case_of(9, 3, 64, {1, 0, 1}, {3, 0, 5})));
+  for (const int32_t kv_len : {0, 1000, 9000}) {
+    auto c = bf16(case_of(4, 1, 64, {1, 3, 40}, {kv_len, kv_len, kv_len}));
+    c.layer.sinks = {0.0F, 1.5F, -2.0F, 4.0F};
+    c.layer.softcap = 20;
+    expect_agrees_on_gpu(c);
+    c.layer.mask = mask::sliding_window(64);
+    expect_agrees_on_gpu(c);
+  }
+}
+
+TEST_F(gpu, casebook_055_no_keys_at_all) {
+  expect_agrees_on_gpu(bf16(case_of(4, 2, 32, std::vector<int32_t>(8, 1), std::vector<int32_t>(8, 0))));
+}
+
+// A step captured once and replayed gives the bits of the eager step.
+TEST_F(gpu, a_captured_step_replays_with_the_same_bits) {
+  auto c = bf16(case_of(8, 2, 128, {1, 40, 1}, {5000, 900, 33}));
+  tools::CaseData data(c);
+  const Attention attention(c.layer, kGpu);
+  const tools::Placed query(data.query, kGpu), key(data.key, kGpu), value(data.value, kGpu),
+      key_pages(data.key_pages, kGpu), value_pages(data.value_pages, kGpu);
+  tools::OwnedTensor eager_out(DType::bf16, {42, 8, 128});
+  tools::OwnedTensor replayed_out(DType::bf16, {42, 8, 128});
+  const tools::Placed eager(eager_out, kGpu), replayed(replayed_out, kGpu);
+  const KvCache cache{key_pages.on_device(data.key_cache), value_pages.on_device(data.value_cache)};
+
+  const jit::Driver& driver = jit::driver();
+  jit::CUcontext context = nullptr;
+  jit::check(driver.device_primary_ctx_retain(&context, 0), "cuDevicePrimaryCtxRetain");
+  jit::check(driver.ctx_set_current(context), "cuCtxSetCurrent");
+  jit::CUstream stream = nullptr;
+  jit::check(driver.stream_create(&stream, jit::kStreamNonBlocking), "cuStreamCreate");
+  const Stream ours{stream};
+  const Plan plan = attention.plan(data.batch(), ours);
+  const auto step = [&](const tools::Placed& out) {
+    attention.update_cache(key.view(), value.view(), cache, plan, ours);
+    attention.forward(query.view(), cache, plan, out.view(), {}, ours);
+  };
+  step(eager);
+  jit::CUgraph graph = nullptr;
+  jit::CUgraphExec executable = nullptr;
+  jit::check(driver.stream_begin_capture(stream, jit::CUstreamCaptureMode::relaxed), "cuStreamBeginCapture");
+  step(replayed);
+  jit::check(driver.stream_end_capture(stream, &graph), "cuStreamEndCapture");
+  jit::check(driver.graph_instantiate(&executable, graph, 0), "cuGraphInstantiate");
+  for (int32_t i = 0; i < 3; ++i) jit::check(driver.graph_launch(executable, stream), "cuGraphLaunch");
+  jit::check(driver.stream_synchronize(stream), "cuStreamSynchronize");
+  eager.fetch();
+  replayed.fetch();
+  EXPECT_EQ(eager_out.buffer().bytes(), replayed_out.buffer().bytes());
+  driver.graph_exec_destroy(executable);
+  driver.graph_destroy(graph);
+  driver.stream_destroy(stream);
+}
+
+TEST_F(gpu, merging_agrees_with_the_cpu) {
+  for (const int32_t num_states : {1, 2, 17, 97}) {
+    tools::Draw draw(3, num_states);
+    std::vector<tools::OwnedTensor> outs, lses;
+    for (int32_t s = 0; s < num_states; ++s) {
+      outs.emplace_back(DType::f32, std::initializer_list<int64_t>{5, 3, 72});
+      lses.emplace_back(DType::f32, std::initializer_list<int64_t>{3, 5});
+      for (int64_t t = 0; t < 5; ++t) {
+        for (int64_t h = 0; h < 3; ++h) {
+          const bool empty = draw.one_in(3);
+          tools::store(lses[s].view(), {h, t}, empty ? -INFINITY : draw.normal());
+          for (int64_t d = 0; d < 72 && !empty; ++d) tools::store(outs[s].view(), {t, h, d}, draw.normal());
+        }
+      }
+    }
+    tools::OwnedTensor cpu_out(DType::f32, {5, 3, 72}), cpu_lse(DType::f32, {3, 5});
+    tools::OwnedTensor gpu_out(DType::f32, {5, 3, 72}), gpu_lse(DType::f32, {3, 5});
+    std::vector<State> cpu_states, gpu_states;
+    std::vector<std::unique_ptr<tools::Placed>> placed;
+    for (int32_t s = 0; s < num_states; ++s) {
+      cpu_states.push_back({outs[s].view(), lses[s].view()});
+      placed.push_back(std::make_unique<tools::Placed>(outs[s], kGpu));
+      placed.push_back(std::make_unique<tools::Placed>(lses[s], kGpu));
+      gpu_states.push_back({placed[placed.size() - 2]->view(), placed.back()->view()});
+    }
+    merge_states(cpu_states, cpu_out.view(), cpu_lse.view());
+    const tools::Placed out(gpu_out, kGpu), lse(gpu_lse, kGpu);
+    merge_states(gpu_states, out.view(), lse.view());
+    out.fetch();
+    lse.fetch();
+    EXPECT_TRUE(gpu_out.buffer().guards_intact());
+    for (int64_t t = 0; t < 5; ++t) {
+      for (int64_t h = 0; h < 3; ++h) {
+        const float want = tools::load(cpu_lse.view(), {h, t});
+        const float got = tools::load(gpu_lse.view(), {h, t});
+        EXPECT_TRUE(got == want || std::fabs(got - want) <= 1e-5F) << got << " " << want;
+        for (int64_t d = 0; d < 72; ++d) {
+          EXPECT_NEAR(tools::load(gpu_out.view(), {t, h, d}), tools::load(cpu_out.view(), {t, h, d}), 1e-5);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(gpu, tensors_of_the_wrong_place_or_alignment_are_refused) {
+  auto c = bf16(case_of(4, 2, 64, {1}, {20}));
+  tools::CaseData data(c);
+  const Attention attention(c.layer, kGpu);
+  const Plan plan = attention.plan(data.batch());
+  const tools::Placed query(data.query, kGpu), key_pages(data.key_pages, kGpu), value_pages(data.value_pages, kGpu);
+  tools::OwnedTensor out_memory(DType::bf16, {1, 4, 64});
+  const tools::Placed out(out_memory, kGpu);
+  const KvCache cache{key_pages.on_device(data.key_cache), value_pages.on_device(data.value_cache)};
+  attention.forward(query.view(), cache, plan, out.view());
+  expect_refused([&] { attention.forward(data.query.view(), cache, plan, out.view()); }, ErrorCode::mismatch, "query");
+  expect_refused([&] { attention.forward(query.view(), data.cache(), plan, out.view()); }, ErrorCode::mismatch,
+                 "cache.key");
+  Tensor shifted = query.view();
+  shifted.data = static_cast<std::byte*>(shifted.data) + 2;
+  expect_refused([&] { attention.forward(shifted, cache, plan, out.view()); }, ErrorCode::invalid_argument, "query");
+  Tensor elsewhere = query.view();
+  elsewhere.device.index = 1;
+  expect_refused([&] { attention.forward(elsewhere, cache, plan, out.view()); }, ErrorCode::mismatch, "query");
+}
+
+TEST_F(gpu, a_device_that_is_not_there_is_refused) {
+  auto c = bf16(case_of(4, 2, 64, {1}, {20}));
+  expect_refused([&] { Attention(c.layer, {DeviceKind::cuda, 99}); }, ErrorCode::unavailable, "device.index");
+}
+
+}  // namespace
+}  // namespace qkv
