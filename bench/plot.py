@@ -20,23 +20,24 @@ def draw(path):
     rows = json.loads(path.read_text())
     rows = [row for row in rows if row["limit"] or row["peers"]]
     names = ["qkv", *sorted({peer for row in rows for peer in row["peers"]})]
-    height = 0.8 / len(names)
-    figure, axes = plt.subplots(figsize=(11, 0.9 + 0.34 * len(rows) * max(1, len(names) * 0.7)))
-    for i, name in enumerate(names):
-        for y, row in enumerate(rows):
-            rate = row["qkv"] if name == "qkv" else row["peers"].get(name)
-            if rate is None:
-                continue
-            # Without a limit the best of the row is the whole.
-            whole = row["limit"] or max([row["qkv"], *row["peers"].values()])
-            bar = axes.barh(y + i * height, rate / whole, height, color=COLORS[i % len(COLORS)])
+    figure, axes = plt.subplots(figsize=(11, 1.2 + 0.2 * sum(1 + len(row["peers"]) for row in rows) + 0.1 * len(rows)))
+    ticks, y = [], 0.0
+    for row in rows:
+        bars = {"qkv": row["qkv"], **row["peers"]}
+        # Without a limit the best of the row is the whole.
+        whole = row["limit"] or max(bars.values())
+        ticks.append(y + (len(bars) - 1) / 2)
+        for name, rate in bars.items():
+            bar = axes.barh(y, rate / whole, 0.9, color=COLORS[names.index(name) % len(COLORS)])
             axes.bar_label(bar, [f" {rate:.0f} {row['unit']}"], fontsize=7)
+            y += 1
+        y += 0.5
     for i, name in enumerate(names):
         axes.barh(0, 0, color=COLORS[i % len(COLORS)], label=name)
     axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    axes.set_yticks([y + 0.4 - height / 2 for y in range(len(rows))], [row["case"] for row in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
+    axes.set_yticks(ticks, [row["case"] for row in rows], fontsize=8)
+    axes.set_ylim(y, -1)
+    axes.set_xlim(0, 1.2)
     axes.set_xlabel("fraction of the measured limit (SGEMM for GFLOP/s, read or copy loop for GB/s)", fontsize=8)
     axes.set_title(f"{path.stem} on {path.parent.name}, commit {rows[0]['commit']}", fontsize=9)
     axes.legend(fontsize=8, loc="lower right")

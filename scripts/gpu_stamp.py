@@ -28,7 +28,9 @@ def check():
         print(f"unverified: {stamp['why']}")
         return 0
     if stamp["sources"] != sources_hash():
-        print("The GPU sources have changed since they were tested: run `make test-gpu` on a machine with a GPU, or set the")
+        print(
+            "The GPU sources have changed since they were tested: run `make test-gpu` on a machine with a GPU, or set the"
+        )
         print(f"status in {STAMP.relative_to(ROOT)} to unverified and say why.")
         return 1
     print(f"verified: {stamp['passed']} passed on {stamp['device']}, driver {stamp['driver']}, {stamp['date']}")
