@@ -1,7 +1,7 @@
 """What the GPU tests last ran on.  gpu_stamp.py check | hash | write --device D --driver V --passed N --failed N
 
-tests/gpu/verified.json holds the hash of every source that reaches a GPU kernel and the result of the last run. CI has no
-GPU: it checks that the hash is that of the sources, or that the file says `unverified` and why."""
+tests/gpu/verified.json holds the hash of every source that reaches a GPU kernel and the result of the last run. CI has
+no GPU: it checks that the hash is that of the sources, or that the file says `unverified` and why."""
 
 import argparse
 import datetime
@@ -29,9 +29,9 @@ def check():
         return 0
     if stamp["sources"] != sources_hash():
         print(
-            "The GPU sources have changed since they were tested: run `make test-gpu` on a machine with a GPU, or set the"
+            "The GPU sources have changed since they were tested: run `make test-gpu` on a machine with a GPU, or set"
         )
-        print(f"status in {STAMP.relative_to(ROOT)} to unverified and say why.")
+        print(f"the status in {STAMP.relative_to(ROOT)} to unverified and say why.")
         return 1
     print(f"verified: {stamp['passed']} passed on {stamp['device']}, driver {stamp['driver']}, {stamp['date']}")
     return 0

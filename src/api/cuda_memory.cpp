@@ -22,7 +22,7 @@ DeviceMemory::DeviceMemory(Device device, int64_t num_bytes) : device_(device), 
   const cuda::CurrentDevice current(device.index);
   jit::CUdeviceptr address = 0;
   jit::check(jit::driver().mem_alloc(&address, static_cast<size_t>(std::max<int64_t>(num_bytes, 1))), "cuMemAlloc");
-  data_ = reinterpret_cast<void*>(address);
+  data_ = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): the driver's addresses are integers
 }
 
 DeviceMemory::~DeviceMemory() {

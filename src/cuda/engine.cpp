@@ -209,6 +209,7 @@ class CudaEngine final : public plan::Engine {
     const CurrentDevice current(device_index_);
     const jit::Kernel& kernel = jit::kernels().get(plain_source("merge_states", device_facts(device_index_).arch));
     std::vector<StateView> views;
+    views.reserve(states.size());
     for (const State& state : states) views.push_back(view_of(state.out, state.lse));
     MergeStatesParams params{};
     params.num_states = static_cast<int>(states.size());

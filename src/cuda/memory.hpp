@@ -48,7 +48,7 @@ class DeviceBuffer {
   jit::CUdeviceptr address() const { return address_; }
   template <class T>
   T* as(size_t byte_offset = 0) const {
-    return reinterpret_cast<T*>(address_ + byte_offset);
+    return reinterpret_cast<T*>(address_ + byte_offset);  // NOLINT(performance-no-int-to-ptr): as the driver has it
   }
   // Host memory may be reused when the call returns.
   void upload(const void* data, size_t bytes, jit::CUstream stream) const;

@@ -42,7 +42,7 @@ constexpr int kKeyStageBytes = kShape.key_stage_bytes();
 constexpr int kValueStageBytes = kShape.value_stage_bytes();
 constexpr int kChunkBytes = 16;
 constexpr int kStages = kShape.kStages;
-constexpr int kMinCtas = 2;  // an SM
+constexpr int kMinCtas = 2;                             // an SM
 constexpr bool kHasTerms = key::softcap || key::alibi;  // then scores are made log2 units before the softmax
 
 static_assert(key::head_dim % 8 == 0 && key::head_dim_v % 8 == 0);

@@ -129,8 +129,8 @@ struct CacheGatherSide {
   int head_dim;
 };
 
-// Keys [key_begin[i], key_begin[i] + row_start[i + 1] - row_start[i]) of request first_request + i become the dense rows
-// from row_start[i] on.
+// Keys [key_begin[i], key_begin[i] + row_start[i + 1] - row_start[i]) of request first_request + i become the dense
+// rows from row_start[i] on.
 struct CacheGatherParams {
   CacheGatherSide sides[2];     // keys, values
   const int* pages;             // pages of all requests, one after another
