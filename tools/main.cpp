@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <string>
 
 #include "check.hpp"
 #include "mask.hpp"
@@ -22,8 +23,16 @@ int run(int argc, char** argv) {
   app.add_subcommand("info", "What the library found on this machine, and the settings in force")->callback([] {
     fmt::print("{}", qkv::info());
   });
-  app.add_subcommand("matrix", "Which features combine, printed from the rules that creating a layer runs")
-      ->callback([] { fmt::print("{}", qkv::support_matrix()); });
+  std::string matrix_device = "cpu";
+  CLI::App* matrix =
+      app.add_subcommand("matrix", "Which features combine, printed from the rules that creating a layer runs");
+  matrix->add_option("--device", matrix_device, "Kind of device; none need be there")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  matrix->callback([&] {
+    const auto kind = matrix_device == "cuda" ? qkv::DeviceKind::cuda : qkv::DeviceKind::cpu;
+    fmt::print("{}", qkv::support_matrix(kind));
+  });
   qkv::tools::add_check_command(app);
   qkv::tools::add_mask_command(app);
   CLI11_PARSE(app, argc, argv);
