@@ -35,14 +35,12 @@ struct Attention::Impl {
 namespace {
 
 LayerSpec checked(LayerSpec spec, Device device) {
-  const std::vector<spec::Reason> reasons = spec::reasons_against(spec, device);
+  const std::vector<Error> reasons = spec::reasons_against(spec, device);
   if (reasons.empty()) return spec;
-  const spec::Reason& first = reasons.front();
-  std::string allowed = first.allowed;
-  for (size_t i = 1; i < reasons.size(); ++i) {
-    allowed += fmt::format("; also {}: got {}; allowed: {}", reasons[i].argument, reasons[i].value, reasons[i].allowed);
-  }
-  throw Error(first.code, first.argument, first.value, std::move(allowed));
+  const Error& first = reasons.front();
+  std::string allowed = first.allowed();
+  for (size_t i = 1; i < reasons.size(); ++i) allowed += fmt::format("; also {}", reasons[i].what());
+  throw Error(first.code(), first.argument(), first.value(), std::move(allowed));
 }
 
 }  // namespace

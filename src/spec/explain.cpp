@@ -63,9 +63,7 @@ LayerSpec plain_layer(DeviceKind device) {
 
 std::vector<std::string> explain(const LayerSpec& spec, Device device) {
   std::vector<std::string> sentences;
-  for (const spec::Reason& reason : spec::reasons_against(spec, device)) {
-    sentences.push_back(fmt::format("{}: got {}; allowed: {}", reason.argument, reason.value, reason.allowed));
-  }
+  for (const Error& reason : spec::reasons_against(spec, device)) sentences.emplace_back(reason.what());
   return sentences;
 }
 
@@ -90,17 +88,14 @@ std::string support_matrix(DeviceKind device) {
       all[row].add(spec);
       const auto reasons = explain(spec, Device{device, 0});
       text += reasons.empty() ? "  Y" : "  R";
-      if (!reasons.empty() && (notes.empty() || notes.back() != reasons.front())) notes.push_back(reasons.front());
+      if (!reasons.empty() && std::find(notes.begin(), notes.end(), reasons.front()) == notes.end()) {
+        notes.push_back(reasons.front());
+      }
     }
     text += '\n';
   }
   if (!notes.empty()) text += "\nRefusals:\n";
-  std::vector<std::string> seen;
-  for (const std::string& note : notes) {
-    if (std::find(seen.begin(), seen.end(), note) != seen.end()) continue;
-    seen.push_back(note);
-    text += "  " + note + '\n';
-  }
+  for (const std::string& note : notes) text += "  " + note + '\n';
   return text;
 }
 

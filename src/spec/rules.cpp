@@ -15,7 +15,7 @@ class Rules {
  public:
   Rules(const LayerSpec& spec, Device device) : spec_(spec), device_(device) {}
 
-  std::vector<Reason> run() {
+  std::vector<Error> run() {
     check_device();
     check_heads();
     check_head_dims();
@@ -29,7 +29,7 @@ class Rules {
   template <class Value>
   void against(std::string argument, const Value& value, std::string allowed,
                ErrorCode code = ErrorCode::invalid_argument) {
-    reasons_.push_back({code, std::move(argument), fmt::format("{}", value), std::move(allowed)});
+    reasons_.emplace_back(code, std::move(argument), fmt::format("{}", value), std::move(allowed));
   }
 
   void check_device() {
@@ -128,11 +128,11 @@ class Rules {
 
   const LayerSpec& spec_;
   Device device_;
-  std::vector<Reason> reasons_;
+  std::vector<Error> reasons_;
 };
 
 }  // namespace
 
-std::vector<Reason> reasons_against(const LayerSpec& spec, Device device) { return Rules(spec, device).run(); }
+std::vector<Error> reasons_against(const LayerSpec& spec, Device device) { return Rules(spec, device).run(); }
 
 }  // namespace qkv::spec
