@@ -44,13 +44,20 @@ struct ForwardSm80Shape {
   }
 };
 
-// The tiles for many rows, largest first that fit `smem_limit` bytes a CTA (232448 on sm_90, 166912 on sm_80, 101376 on
-// sm_86 and sm_89); {16, 16} always does. Kernels for few rows take tile_q 16 and the same tile_kv.
+// The tiles for many rows, where a CTA has at most `smem_limit` bytes (232448 on sm_90, 166912 on sm_80, 101376 on
+// sm_86 and sm_89): the largest of which two CTAs share an SM, else the largest that fit; {16, 16} always do. Beyond
+// 128 output columns the registers hold only one m16 tile of rows. Kernels for few rows take tile_q 16 and this
+// tile_kv.
 QKV_HOST_DEVICE constexpr ForwardSm80Shape forward_sm80_shape(int head_dim, int head_dim_v, int smem_limit) {
-  constexpr int kTiles[][2] = {{64, 64}, {64, 32}, {32, 32}, {32, 16}};
-  for (const auto& tile : kTiles) {
-    const ForwardSm80Shape shape{head_dim, head_dim_v, tile[0], tile[1]};
-    if (shape.smem_bytes() <= smem_limit) return shape;
+  constexpr int kTiles[][2] = {{128, 64}, {128, 32}, {64, 64}, {64, 32}, {32, 32}, {32, 16}};
+  constexpr int kReservedBytes = 1024;  // a CTA, by the system; an SM has this much more than a CTA may use
+  for (int num_ctas = 2; num_ctas >= 1; --num_ctas) {
+    for (const auto& tile : kTiles) {
+      const ForwardSm80Shape shape{head_dim, head_dim_v, tile[0], tile[1]};
+      if (shape.row_tiles() == 2 && shape.columns() > 128) continue;
+      if (num_ctas == 2 && shape.tile_q < 64) break;
+      if (num_ctas * (shape.smem_bytes() + kReservedBytes) <= smem_limit + kReservedBytes) return shape;
+    }
   }
   return {head_dim, head_dim_v, 16, 16};
 }

@@ -42,7 +42,6 @@ constexpr int kKeyStageBytes = kShape.key_stage_bytes();
 constexpr int kValueStageBytes = kShape.value_stage_bytes();
 constexpr int kChunkBytes = 16;
 constexpr int kStages = kShape.kStages;
-constexpr int kMinCtas = 2;                             // an SM
 constexpr bool kHasTerms = key::softcap || key::alibi;  // then scores are made log2 units before the softmax
 
 static_assert(key::head_dim % 8 == 0 && key::head_dim_v % 8 == 0);
@@ -65,18 +64,32 @@ struct Memory {
   __device__ __forceinline__ unsigned value(int stage) const { return query + value_offset(stage); }
 };
 
-// One of the two rows of an m16 tile that a thread holds: lane/4 and lane/4 + 8. Found anew wherever it is needed,
-// since registers are scarce.
-struct ThreadRow {
-  int row;  // packed row of the item; those behind the last are computed like it, and never stored
+// What masks and score terms know of a query row. Kept in the 16 bytes that every row of shared memory has to spare,
+// and read anew wherever it is needed: registers are scarce.
+struct __align__(16) RowFacts {
   RowInfo info;
   int q_pos;
-
-  __device__ __forceinline__ ThreadRow(const WorkItem& item, const SeqInfo& seq, int first_row, int num_rows)
-      : row(first_row + ptx::lane_id() / 4),
-        info(RowInfo::of<key::group_size>(item, min(row, num_rows - 1))),
-        q_pos(seq.q_pos(info.query)) {}
+  float slope;  // ALiBi, in log2 units
 };
+static_assert(sizeof(RowFacts) == kChunkBytes && kKeyRowBytes >= kShape.padded(key::head_dim) * 2 + kChunkBytes);
+
+__device__ __forceinline__ RowFacts& facts_of(const Memory& memory, int row) {
+  return *reinterpret_cast<RowFacts*>(memory.pointer + row * kKeyRowBytes + kShape.padded(key::head_dim) * 2);
+}
+
+// Rows behind the item's last are computed like it, and never stored.
+__device__ __forceinline__ void find_facts(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
+                                           int row_begin, int num_rows, const Memory& memory) {
+  for (int row = threadIdx.x; row < key::tile_q; row += kWarps * 32) {
+    RowFacts facts{RowInfo::of<key::group_size>(item, min(row_begin + row, num_rows - 1)), 0, 0.0F};
+    facts.q_pos = seq.q_pos(facts.info.query);
+    if constexpr (key::alibi) {
+      const float* slopes = params.alibi_slopes + item.request * params.alibi_request_stride;
+      facts.slope = slopes[facts.info.q_head] * kLog2e;
+    }
+    facts_of(memory, row) = facts;
+  }
+}
 
 // What a warp has of an m16 tile of rows.
 struct RowTile {
@@ -114,8 +127,10 @@ __device__ __forceinline__ void clear_padding(const Memory& memory) {
 // With factor <= 0 the softmax's factor is -factor, so that the largest product is the largest score: queries change
 // their signs.
 __device__ __forceinline__ void negate_query(const Memory& memory) {
-  for (int index = threadIdx.x; index < kQueryBytes / 4; index += kWarps * 32) {
-    reinterpret_cast<unsigned*>(memory.pointer)[index] ^= 0x80008000;
+  constexpr int kPairs = key::head_dim / 2;
+  for (int index = threadIdx.x; index < key::tile_q * kPairs; index += kWarps * 32) {
+    const int offset = index / kPairs * kKeyRowBytes + index % kPairs * 4;
+    *reinterpret_cast<unsigned*>(memory.pointer + offset) ^= 0x80008000;
   }
 }
 
@@ -183,34 +198,35 @@ __device__ __forceinline__ void multiply_values(const Weights (&weights)[kRowTil
   }
 }
 
-// Calls f(score, position) for each score of the thread's row i, with the position of the key.
+// Calls f(score, k) for each score of the thread's row i: of the k-th key from the thread's first one on.
 template <typename F>
-__device__ __forceinline__ void for_each_score(Scores& scores, int i, int first_key, F f) {
-  const int position = first_key + ptx::lane_id() % 4 * 2;
+__device__ __forceinline__ void for_each_score(Scores& scores, int i, F f) {
 #pragma unroll
   for (int n = 0; n < kScoreTiles; ++n) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) f(scores[n][2 * i + e], position + n * 8 + e);
+    for (int e = 0; e < 2; ++e) f(scores[n][2 * i + e], n * 8 + e);
   }
 }
 
+// The position of the thread's first key among those that its warp multiplies.
+__device__ __forceinline__ int thread_key(int first_key) { return first_key + ptx::lane_id() % 4 * 2; }
+
 // Softcap and ALiBi; afterwards scores are in log2 units.
-__device__ __forceinline__ void apply_terms(const ForwardParams& params, const WorkItem& item, const ThreadRow& row,
-                                            int i, int first_key, Scores& scores) {
-  float slope = 0.0F;
-  if constexpr (key::alibi) {
-    slope = params.alibi_slopes[item.request * params.alibi_request_stride + row.info.q_head] * kLog2e;
-  }
-  for_each_score(scores, i, first_key, [&](float& score, int position) {
+__device__ __forceinline__ void apply_terms(const ForwardParams& params, const RowFacts& row, int i, int first_key,
+                                            Scores& scores) {
+  const float distance = static_cast<float>(row.q_pos - thread_key(first_key));
+  for_each_score(scores, i, [&](float& score, int k) {
     score *= params.query_factor;
     if constexpr (key::softcap) score = tanh_by_exp2(score) * params.softcap_log2;
-    if constexpr (key::alibi) score -= slope * static_cast<float>(abs(row.q_pos - position));
+    if constexpr (key::alibi) score -= row.slope * fabsf(distance - static_cast<float>(k));
   });
 }
 
-__device__ __forceinline__ void hide(const MaskContext& context, const ThreadRow& row, int i, const KeyTile& tile,
+__device__ __forceinline__ void hide(const MaskContext& context, const RowFacts& row, int i, const KeyTile& tile,
                                      int first_key, Scores& scores) {
-  for_each_score(scores, i, first_key, [&](float& score, int position) {
+  const int position_begin = thread_key(first_key);
+  for_each_score(scores, i, [&](float& score, int k) {
+    const int position = position_begin + k;
     const bool seen = position < tile.end() && (tile.is_full() || is_visible(context, row.q_pos, position, row.info));
     if (!seen) score = negative_infinity();
   });
@@ -233,7 +249,7 @@ __device__ __forceinline__ bool has_nonfinite(char* values) {
 }
 
 // Adds the values that are not finite to the row, if it sees them: its result is then no number or infinite, too.
-__device__ __forceinline__ void add_nonfinite(const MaskContext& context, const ThreadRow& row, int i,
+__device__ __forceinline__ void add_nonfinite(const MaskContext& context, const RowFacts& row, int i,
                                               const KeyTile& tile, int warp_key, const char* values, Out& out) {
 #pragma unroll 1
   for (int k = 0; k < kKeys; ++k) {
@@ -309,9 +325,9 @@ __device__ __forceinline__ void join_warps(const Memory& memory, int warp_q, int
 }
 
 __device__ __forceinline__ void store_row(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
-                                          const ThreadRow& row, int i, int column_begin, const RowTile& tile) {
-  const RowTarget target = RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row.row,
-                                                                           tile.softmax.max[i], tile.softmax.sum[i]);
+                                          int row, int i, int column_begin, const RowTile& tile) {
+  const RowTarget target =
+      RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, tile.softmax.max[i], tile.softmax.sum[i]);
 #pragma unroll
   for (int n = 0; n < kColumns / 8; ++n) {
     const int column = column_begin + n * 8 + threadIdx.x % 4 * 2;
@@ -330,15 +346,18 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   const int warp_kv = warp / kWarpsQ;
   const int warp_key = warp_kv * kKeys;
   const int warp_row = warp_q * kRowTiles * 16;
-  const auto row_of = [&](int m, int i) {
-    return ThreadRow(item, seq, row_begin + warp_row + m * 16 + i * 8, num_rows);
-  };
+  // The thread's row i of the warp's m16 tile m, within the query tile.
+  const auto row_at = [&](int m, int i) { return warp_row + m * 16 + i * 8 + ptx::lane_id() / 4; };
+  const auto row_of = [&](int m, int i) { return facts_of(memory, row_at(m, i)); };
   const MaskContext context(params, seq, item.request);
 
-  const long long head = item.kv_head;
-  const char* keys = static_cast<const char*>(params.key.data) + head * params.key.head_stride * 2;
-  const char* values =
-      static_cast<const char*>(params.value.data) + (head * params.value.head_stride + column_begin) * 2;
+  const long long first_token = key::page_size > 0 ? 0 : seq.key_begin;
+  const auto data_of = [&](const KeyValueLayout& layout, int column) {
+    return static_cast<const char*>(layout.data) +
+           2 * (first_token * layout.token_stride + item.kv_head * layout.head_stride + column);
+  };
+  const char* keys = data_of(params.key, 0);
+  const char* values = data_of(params.value, column_begin);
   const int value_chunks = min(kColumns, key::head_dim_v - column_begin) / 8;
   Lookup lookup(params, seq, warp);
   const auto load = [&](const KeyTile& tile, int stage) {
@@ -352,6 +371,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   KeyTile tile = walk.next<key::tile_kv>(params.segments);
   lookup.find(tile);
   clear_padding(memory);
+  find_facts(params, item, seq, row_begin, num_rows, memory);
   load_query(params, item, seq, row_begin, num_rows, memory);
   if (tile.exists()) load(tile, 0);
   ptx::cp_async_commit();
@@ -387,7 +407,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
     for (int m = 0; m < kRowTiles; ++m) {
       if constexpr (kHasTerms) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) apply_terms(params, item, row_of(m, i), i, first_key, scores[m]);
+        for (int i = 0; i < 2; ++i) apply_terms(params, row_of(m, i), i, first_key, scores[m]);
       }
       if (!all_visible) {
 #pragma unroll
@@ -395,12 +415,12 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
       }
       float decay[2];
       tiles[m].softmax.update(scores[m], factor, decay);
-      pack_weights(scores[m], weights[m]);
 #pragma unroll
       for (int n = 0; n < kOutTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) tiles[m].out[n][e] *= decay[e / 2];
       }
+      pack_weights(scores[m], weights[m]);
     }
     if constexpr (key::mask) {
       // 0·NaN is NaN: a hidden value that is not finite must not be multiplied.
@@ -429,8 +449,8 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
     if (warp_kv > 0) continue;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const ThreadRow row = row_of(m, i);
-      if (row.row < num_rows) store_row(params, item, seq, row, i, column_begin, tiles[m]);
+      const int row = row_begin + row_at(m, i);
+      if (row < num_rows) store_row(params, item, seq, row, i, column_begin, tiles[m]);
     }
   }
 }
@@ -438,7 +458,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
 }  // namespace sm80
 
 // Grid: one CTA an item, kShape.num_threads() threads, kShape.smem_bytes() of dynamic shared memory.
-extern "C" __global__ void __launch_bounds__(sm80::kShape.num_threads(), sm80::kMinCtas)
+extern "C" __global__ void __launch_bounds__(sm80::kShape.num_threads(), 1)
     forward_sm80(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(128) char shared_memory[];
   const sm80::Memory memory{shared_memory, ptx::shared_address(shared_memory)};

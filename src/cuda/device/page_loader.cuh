@@ -58,10 +58,7 @@ class PageLookup {
 
  public:
   __device__ __forceinline__ PageLookup(const ForwardParams& params, const SeqInfo& seq, int warp)
-      : pages_(params.pages + (kPageSize > 0 ? seq.key_begin : 0)),
-        dense_begin_(seq.key_begin),
-        first_row_(warp * kRows),
-        page_(0) {}
+      : pages_(params.pages + (kPageSize > 0 ? seq.key_begin : 0)), first_row_(warp * kRows), page_(0) {}
 
   // Reads the table for a tile that is loaded later. Entries of keys behind the tile's end are not touched.
   __device__ __forceinline__ void find(const KeyTile& tile) {
@@ -73,7 +70,7 @@ class PageLookup {
   }
 
   // Copies kChunks·16 bytes of each row, of which the first `used_chunks` are the row's own; rows behind the end become
-  // zero. `base` is the first byte of page 0, or of dense row 0, at the KV head.
+  // zero. `base` is the first byte of page 0, or of the request's first dense row, at the KV head.
   template <int kChunks, int kRowBytes>
   __device__ __forceinline__ void load(const char* base, long long page_bytes, long long token_bytes,
                                        const KeyTile& tile, unsigned shared, int used_chunks = kChunks) const {
@@ -93,7 +90,7 @@ class PageLookup {
         const int page = __shfl_sync(0xffffffff, page_, row);
         offset = page * page_bytes + (position % kPageSize) * token_bytes;
       } else {
-        offset = (dense_begin_ + position) * token_bytes;
+        offset = position * token_bytes;
       }
       if (kTotal % 32 != 0 && i * 32 + lane >= kTotal) continue;
       if (chunk >= used_chunks) continue;
@@ -104,7 +101,6 @@ class PageLookup {
 
  private:
   const int* pages_;
-  long long dense_begin_;
   int first_row_;
   int page_;  // of row first_row_ + lane
 };
