@@ -289,13 +289,14 @@ Device parse_device(const std::string& text) {
   throw CLI::ValidationError("--device", fmt::format("got {}; allowed: cpu, cuda", text));
 }
 
-// Creates each layer of the run once, on all cores: on a GPU, that compiles its kernels.
+// Creates each layer of the run once and makes its plans, on all cores: on a GPU, that compiles its kernels.
 void create_layers(const CheckOptions& options, Device device) {
   std::vector<int64_t> firsts;  // a case of each layer
   for (int64_t i = options.first; i < options.first + options.cases; ++i) {
     const bool seen = i > options.first && layer_number(i, device.kind) == layer_number(i - 1, device.kind);
     if (!seen) firsts.push_back(i);
   }
+  const int64_t end = options.first + options.cases;
   fmt::print("Compiling the kernels of {} layers.\n", firsts.size());
   std::atomic<size_t> next = 0;
   std::vector<std::thread> threads;
@@ -303,7 +304,13 @@ void create_layers(const CheckOptions& options, Device device) {
     threads.emplace_back([&] {
       for (size_t i = next++; i < firsts.size(); i = next++) {
         try {
-          const Attention compiled(draw_case(options.seed, firsts[i], device.kind).layer, device);
+          const Attention attention(draw_case(options.seed, firsts[i], device.kind).layer, device);
+          for (int64_t c = firsts[i]; c < end && layer_number(c, device.kind) == layer_number(firsts[i], device.kind);
+               ++c) {
+            const Case random_case = draw_case(options.seed, c, device.kind);
+            const CaseData data(random_case);
+            attention.plan(data.batch());
+          }
         } catch (const Error&) {  // the case itself will tell
         }
       }

@@ -59,7 +59,8 @@ Attention& Attention::operator=(Attention&&) noexcept = default;
 const LayerSpec& Attention::spec() const { return impl_->spec; }
 
 Plan Attention::plan(const Batch& batch, Stream stream) const {
-  auto data = std::make_shared<plan::PlanData>(plan::build(impl_->spec, batch, impl_->engine->plan_shape()));
+  auto data = std::make_shared<plan::PlanData>(plan::build(
+      impl_->spec, batch, [&](int32_t q_len, int32_t kv_len) { return impl_->engine->cut_request(q_len, kv_len); }));
   impl_->engine->place(*data, stream);
   return Plan(std::move(data));
 }

@@ -152,19 +152,25 @@ class Forward {
 
 class CpuLayer final : public plan::LayerEngine {
  public:
-  plan::PlanShape plan_shape() const override { return {kFewRows, kTileKv, kTileKv, kTileQ, kRowsPerItem}; }
+  explicit CpuLayer(const LayerSpec& layer)
+      : cut_rules_{layer.num_kv_heads, layer.group_size(), kFewRows, kTileKv, kTileKv, kTileQ, kRowsPerItem} {}
+
+  index::RequestCut cut_request(int32_t q_len, int32_t) const override { return index::cut_request(cut_rules_, q_len); }
   void place(plan::PlanData&, Stream) const override {}  // read where it is
   void forward(const plan::ForwardCall& call) const override { Forward(call).run(); }
   void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const plan::PlanData& plan,
                     Stream) const override {
     cpu::cache_write(key, value, cache, plan.slot_mapping);
   }
+
+ private:
+  index::CutRules cut_rules_;
 };
 
 class CpuEngine final : public plan::Engine {
  public:
-  std::unique_ptr<plan::LayerEngine> make_layer(const LayerSpec&) const override {
-    return std::make_unique<CpuLayer>();
+  std::unique_ptr<plan::LayerEngine> make_layer(const LayerSpec& layer) const override {
+    return std::make_unique<CpuLayer>(layer);
   }
   void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, std::span<const int64_t> slot_mapping,
                    Stream) const override {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cuda/forward_sm80.hpp"
+#include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/forward_sm90_many_rows.hpp"
 #include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
@@ -57,13 +58,19 @@ class CudaLayer final : public plan::LayerEngine {
   CudaLayer(const LayerSpec& layer, int32_t device_index) : device_index_(device_index) {
     const CurrentDevice current(device_index);
     const DeviceFacts& facts = device_facts(device_index);
-    few_rows_.emplace(layer, facts, kFewRows);
+    if (ForwardSm90FewRows::supports(layer, facts)) {
+      few_rows_sm90_.emplace(layer, facts);
+    } else {
+      few_rows_sm80_.emplace(layer, facts, kFewRows);
+    }
     if (ForwardSm90ManyRows::supports(layer, facts)) {
       many_rows_sm90_.emplace(layer, facts);
-      max_ctas_ = facts.num_multiprocessors;
+      placement_.max_ctas = facts.num_multiprocessors;
     } else {
       many_rows_sm80_.emplace(layer, facts, 0);
     }
+    placement_.few_rows_sm90 = few_rows_sm90_.has_value();
+    cut_rules_ = cut_rules(layer);
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
     if (layer.cache) cache_write_ = &jit::kernels().get(plain_source("cache_write", facts.arch));
     Upload upload;
@@ -74,15 +81,17 @@ class CudaLayer final : public plan::LayerEngine {
     if (!layer.sinks.empty()) sinks_ = score_terms_.as<const float>(sinks_at);
   }
 
-  plan::PlanShape plan_shape() const override {
-    const int32_t tile_q = many_rows_sm90_ ? many_rows_sm90_->tile_q() : many_rows_sm80_->tile_q();
-    const int32_t tile_kv = many_rows_sm90_ ? many_rows_sm90_->tile_kv() : many_rows_sm80_->tile_kv();
-    return {kFewRows, few_rows_->tile_kv(), tile_kv, tile_q, tile_q};
+  index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const override {
+    const int64_t rows = static_cast<int64_t>(q_len) * cut_rules_.group_size;
+    if (few_rows_sm90_ && rows <= cut_rules_.few_rows) return few_rows_sm90_->cut_request(q_len, kv_len);
+    return index::cut_request(cut_rules_, q_len);
   }
 
   void place(plan::PlanData& plan, Stream stream) const override {
     const CurrentDevice current(device_index_);
-    plan.placed = std::make_unique<DevicePlan>(plan, device_index_, max_ctas_, handle_of(stream));
+    auto placed = std::make_unique<DevicePlan>(plan, placement_, device_index_, handle_of(stream));
+    for (const FewRowsLaunch& launch : placed->few_rows_launches) few_rows_sm90_->prepare(launch);
+    plan.placed = std::move(placed);
   }
 
   void forward(const plan::ForwardCall& call) const override {
@@ -93,7 +102,10 @@ class CudaLayer final : public plan::LayerEngine {
     plan.fill(params);
     fill(call, params);
     params.items = plan.items;
-    few_rows_->run(params, plan.num_few_rows_items, stream);
+    for (const FewRowsLaunch& launch : plan.few_rows_launches) {
+      few_rows_sm90_->run(call, params, launch, plan.tickets, stream);
+    }
+    if (few_rows_sm80_) few_rows_sm80_->run(params, plan.num_few_rows_items, stream);
     params.items = plan.items + plan.num_few_rows_items;
     if (many_rows_sm90_) {
       many_rows_sm90_->run(call, params, plan.cta_begin, plan.num_ctas, stream);
@@ -111,6 +123,14 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
  private:
+  index::CutRules cut_rules(const LayerSpec& layer) const {
+    const int32_t few_rows = few_rows_sm90_ ? few_rows_sm90_->max_rows() : kFewRows;
+    const int32_t few_rows_tile_kv = few_rows_sm90_ ? 0 : few_rows_sm80_->tile_kv();
+    const int32_t tile_q = many_rows_sm90_ ? many_rows_sm90_->tile_q() : many_rows_sm80_->tile_q();
+    const int32_t tile_kv = many_rows_sm90_ ? many_rows_sm90_->tile_kv() : many_rows_sm80_->tile_kv();
+    return {layer.num_kv_heads, layer.group_size(), few_rows, few_rows_tile_kv, tile_kv, tile_q, tile_q};
+  }
+
   void fill(const plan::ForwardCall& call, ForwardParams& params) const {
     const LayerSpec& layer = call.layer;
     const int32_t head_axis = layer.cache ? 2 : 1;
@@ -158,8 +178,10 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
   int32_t device_index_;
-  int32_t max_ctas_ = 0;
-  std::optional<ForwardSm80> few_rows_;
+  PlacementRules placement_;
+  index::CutRules cut_rules_{};
+  std::optional<ForwardSm80> few_rows_sm80_;  // one of the two
+  std::optional<ForwardSm90FewRows> few_rows_sm90_;
   std::optional<ForwardSm80> many_rows_sm80_;  // one of the two
   std::optional<ForwardSm90ManyRows> many_rows_sm90_;
   const jit::Kernel* merge_ = nullptr;

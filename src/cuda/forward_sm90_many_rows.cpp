@@ -48,8 +48,9 @@ bool ForwardSm90ManyRows::supports(const LayerSpec& layer, const DeviceFacts& fa
 
 ForwardSm90ManyRows::ForwardSm90ManyRows(const LayerSpec& layer, const DeviceFacts& facts)
     : shape_(index::many_rows_shape(layer.head_dim, layer.value_dim())),
-      kernel_(&jit::kernels().get(
-          forward_source(layer, {"forward_sm90_many_rows", facts.arch, tile_q(), shape_.tile_kv, shape_.ping_pong}))) {}
+      kernel_(&jit::kernels().get(forward_source(
+          layer,
+          {"forward_sm90_many_rows", facts.arch, tile_q(), shape_.tile_kv, {{"ping_pong", shape_.ping_pong}}}))) {}
 
 void ForwardSm90ManyRows::run(const plan::ForwardCall& call, const ForwardParams& params, const int* cta_begin,
                               int32_t num_ctas, jit::CUstream stream) const {

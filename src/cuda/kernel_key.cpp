@@ -29,6 +29,12 @@ std::string scopes_text(const mask::Program& program) {
   return text + "0";  // device code has no empty arrays
 }
 
+std::string own_constants_text(const ForwardKey& key) {
+  std::string text;
+  for (const auto& [name, value] : key.constants) text += fmt::format("constexpr int {} = {};\n", name, value);
+  return text;
+}
+
 std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const mask::Program& program) {
   const bool alibi = layer.alibi_per_request || !layer.alibi_slopes.empty();
   const bool always_visible = program.code.back().opcode == mask::Opcode::truth && program.code.back().constant != 0;
@@ -43,12 +49,13 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
       "constexpr int num_mask_operands = {};\n"
       "constexpr int mask_scope[] = {{{}}};\n"
       "constexpr int tile_q = {}, tile_kv = {};\n"
-      "constexpr bool positive_factor = {}, ping_pong = {};\n"
+      "constexpr bool positive_factor = {};\n"
+      "{}"
       "}}\n",
       layer.query_dtype == DType::bf16, dtype_code(layer.out_dtype()), layer.head_dim, layer.value_dim(),
       layer.group_size(), layer.cache ? layer.cache->page_size : 0, layer.softcap > 0, alibi, !always_visible,
       program.depends_on_head, program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv,
-      layer.effective_scale() > 0, key.ping_pong);
+      layer.effective_scale() > 0, own_constants_text(key));
 }
 
 std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
@@ -57,7 +64,9 @@ std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
   name += layer.cache ? fmt::format(" page {}", layer.cache->page_size) : " dense";
   if (layer.softcap > 0) name += " softcap";
   if (layer.alibi_per_request || !layer.alibi_slopes.empty()) name += " alibi";
-  return name + fmt::format(" tile {}x{} mask {}", key.tile_q, key.tile_kv, layer.effective_mask().text());
+  name += fmt::format(" tile {}x{}", key.tile_q, key.tile_kv);
+  for (const auto& [constant, value] : key.constants) name += fmt::format(" {} {}", constant, value);
+  return name + fmt::format(" mask {}", layer.effective_mask().text());
 }
 
 }  // namespace

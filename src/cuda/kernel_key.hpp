@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "jit/nvrtc.hpp"
 #include "qkv/layer.hpp"
@@ -13,7 +15,8 @@ struct ForwardKey {
   std::string arch;
   int tile_q;
   int tile_kv;
-  bool ping_pong = false;  // of warpgroups, where the kernel has several
+  // What this kernel alone asks for, as its head says.
+  std::vector<std::pair<const char*, int>> constants = {};
 };
 
 // The kernel's text for the layer: its constants, its mask, its file. Named in words for logs and errors.

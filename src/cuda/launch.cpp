@@ -19,13 +19,20 @@ void launch(const jit::Kernel& kernel, const LaunchShape& shape, std::initialize
   config.block_z = 1;
   config.dynamic_shared_bytes = shape.shared_bytes;
   config.stream = stream;
+  jit::CUlaunchAttribute cluster{};
+  if (shape.cluster_size > 1) {
+    cluster.id = jit::CUlaunchAttributeID::cluster_dimension;
+    cluster.value.cluster_dimension = {shape.cluster_size, 1, 1};
+    config.attributes = &cluster;
+    config.num_attributes = 1;
+  }
   std::vector<void*> arguments;
   for (const void* param : params) arguments.push_back(const_cast<void*>(param));  // the call copies what they point at
-  jit::check(jit::driver().launch_kernel_ex(&config, kernel.function, arguments.data(), nullptr), "cuLaunchKernelEx",
-             [&] {
-               return fmt::format("{}, grid {} x {}, {} threads, {} bytes of shared memory", kernel.name, shape.grid_x,
-                                  shape.grid_y, shape.threads, shape.shared_bytes);
-             });
+  jit::check(
+      jit::driver().launch_kernel_ex(&config, kernel.function, arguments.data(), nullptr), "cuLaunchKernelEx", [&] {
+        return fmt::format("{}, grid {} x {} in clusters of {}, {} threads, {} bytes of shared memory", kernel.name,
+                           shape.grid_x, shape.grid_y, shape.cluster_size, shape.threads, shape.shared_bytes);
+      });
 }
 
 }  // namespace qkv::cuda

@@ -13,6 +13,7 @@ struct LaunchShape {
   uint32_t grid_y = 1;
   uint32_t threads = 1;
   uint32_t shared_bytes = 0;
+  uint32_t cluster_size = 1;  // CTAs along x; divides grid_x
 };
 
 // `params`: the address of each of the kernel's parameters.

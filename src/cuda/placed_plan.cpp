@@ -5,6 +5,7 @@
 
 #include "core/index/forward_sm90_many_rows_shape.hpp"
 #include "cuda/cta_lists.hpp"
+#include "cuda/few_rows_lists.hpp"
 
 namespace qkv::cuda {
 namespace {
@@ -37,9 +38,13 @@ std::vector<KeySegment> segments_of(const plan::PlanData& plan) {
   return segments;
 }
 
-std::vector<MergeItem> merges_of(const plan::PlanData& plan) {
+// The joins of these items' states, each once.
+std::vector<MergeItem> merges_of(const plan::PlanData& plan, const std::vector<plan::WorkItem>& items) {
   std::vector<MergeItem> merges;
-  for (const plan::MergeItem& merge : plan.merges) {
+  for (const plan::WorkItem& item : items) {
+    if (item.merge < 0) continue;
+    const plan::MergeItem& merge = plan.merges[item.merge];
+    if (item.state_row != merge.state_row) continue;
     merges.push_back(
         {merge.request, merge.kv_head, merge.query_begin, merge.query_end, merge.num_states, merge.state_row});
   }
@@ -48,27 +53,37 @@ std::vector<MergeItem> merges_of(const plan::PlanData& plan) {
 
 }  // namespace
 
-DevicePlan::DevicePlan(const plan::PlanData& plan, int32_t device_index, int32_t max_ctas, jit::CUstream stream) {
+DevicePlan::DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, int32_t device_index,
+                       jit::CUstream stream) {
   const bool paged = plan.layer.cache.has_value();
-  const std::vector<plan::WorkItem> few = items_of(plan, true);
-  const CtaLists many = lists_of(plan, items_of(plan, false), max_ctas);
+  std::vector<FewRowsList> few_rows_lists;
+  if (rules.few_rows_sm90) few_rows_lists = make_few_rows_lists(plan);
+  std::vector<plan::WorkItem> few;
+  if (!rules.few_rows_sm90) few = items_of(plan, true);
+  const CtaLists many = lists_of(plan, items_of(plan, false), rules.max_ctas);
   num_few_rows_items = static_cast<int32_t>(few.size());
   num_many_rows_items = static_cast<int32_t>(many.items.size());
   num_ctas = std::max(static_cast<int32_t>(many.begin.size()) - 1, 0);
   std::vector<WorkItem> all;
   std::transform(few.begin(), few.end(), std::back_inserter(all), device_item);
   std::transform(many.items.begin(), many.items.end(), std::back_inserter(all), device_item);
-  num_merges = static_cast<int32_t>(plan.merges.size());
-  for (const plan::MergeItem& merge : plan.merges) {
+  std::vector<plan::WorkItem> joined = many.items;
+  joined.insert(joined.end(), few.begin(), few.end());
+  const std::vector<MergeItem> merges = merges_of(plan, joined);
+  num_merges = static_cast<int32_t>(merges.size());
+  for (const MergeItem& merge : merges) {
     max_merge_rows = std::max<int64_t>(max_merge_rows, merge.query_end - merge.query_begin);
   }
   max_merge_rows *= plan.layer.group_size();
 
   Upload upload;
   const size_t items_at = upload.add(all);
+  std::vector<size_t> lists_at;
+  for (const FewRowsList& list : few_rows_lists) lists_at.push_back(upload.add(list.items));
+  const size_t tickets_at = upload.add(std::vector<int>(few_rows_lists.empty() ? 0 : plan.merges.size()));
   const size_t cta_begin_at = upload.add(many.begin);
   const size_t segments_at = upload.add(segments_of(plan));
-  const size_t merges_at = upload.add(merges_of(plan));
+  const size_t merges_at = upload.add(merges);
   const size_t starts_at = upload.add(plan.query_start_loc);
   const size_t lengths_at = upload.add(plan.seq_lens);
   const size_t key_start_at = upload.add(plan.key_start);
@@ -85,6 +100,12 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, int32_t device_index, int32_t
   states_ = DeviceBuffer(device_index, states_lse_offset_ + rows * sizeof(float));
 
   items = arrays_.as<const WorkItem>(items_at);
+  for (size_t i = 0; i < few_rows_lists.size(); ++i) {
+    const FewRowsList& list = few_rows_lists[i];
+    few_rows_launches.push_back({list.tile_q, list.clustered, static_cast<int32_t>(list.items.size()),
+                                 arrays_.as<const FewRowsItem>(lists_at[i])});
+  }
+  tickets = arrays_.as<int>(tickets_at);
   cta_begin = arrays_.as<const int>(cta_begin_at);
   slots = arrays_.as<const int64_t>(slots_at);
   num_slots = static_cast<int64_t>(plan.slot_mapping.size());

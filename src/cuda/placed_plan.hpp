@@ -1,26 +1,37 @@
 // A plan on the device: its index arrays and work items, and the buffer of partial states.
 #pragma once
 
+#include <vector>
+
 #include "cuda/device/params.hpp"
+#include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/memory.hpp"
 #include "plan/plan_data.hpp"
 
 namespace qkv::cuda {
 
+// What the layer's kernels want.
+struct PlacementRules {
+  bool few_rows_sm90 = false;  // items of few rows go into few_rows_lists, else into `items`
+  int32_t max_ctas = 0;        // items of many rows go into lists of at most so many CTAs; 0 = a CTA an item
+};
+
 struct DevicePlan final : plan::PlacedPlan {
-  // The many-rows items go into lists of at most `max_ctas` CTAs (0: the kernel has a CTA an item).
-  DevicePlan(const plan::PlanData& plan, int32_t device_index, int32_t max_ctas, jit::CUstream stream);
+  DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, int32_t device_index, jit::CUstream stream);
 
   // Fill in what the plan knows of a launch.
   void fill(ForwardParams& params) const;
   void fill(MergePlanParams& params) const;
+
+  std::vector<FewRowsLaunch> few_rows_launches;
+  int* tickets = nullptr;
 
   // Items of few rows come first in the device's list.
   int32_t num_few_rows_items = 0;
   int32_t num_many_rows_items = 0;
   int32_t num_ctas = 0;
   const int* cta_begin = nullptr;
-  int32_t num_merges = 0;
+  int32_t num_merges = 0;  // of those that no kernel joins by itself
   int64_t max_merge_rows = 0;
 
   const WorkItem* items = nullptr;

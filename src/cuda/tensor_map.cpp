@@ -1,8 +1,19 @@
 #include "cuda/tensor_map.hpp"
 
+#include <algorithm>
+#include <cstddef>
+
 #include "jit/driver.hpp"
 
 namespace qkv::cuda {
+namespace {
+
+jit::CUtensorMapSwizzle swizzle_of(uint64_t bytes) {
+  if (bytes == 128) return jit::CUtensorMapSwizzle::bytes_128;
+  return bytes == 64 ? jit::CUtensorMapSwizzle::bytes_64 : jit::CUtensorMapSwizzle::bytes_32;
+}
+
+}  // namespace
 
 jit::CUtensorMap make_tensor_map(const void* data, DType dtype, const std::array<MapAxis, 5>& axes,
                                  jit::CUtensorMapL2promotion promotion, const char* name) {
@@ -12,21 +23,26 @@ jit::CUtensorMap make_tensor_map(const void* data, DType dtype, const std::array
   uint64_t strides[kRank - 1];
   uint32_t boxes[kRank];
   uint32_t steps[kRank];
+  bool empty = false;
   for (uint32_t axis = 0; axis < kRank; ++axis) {
-    extents[axis] = static_cast<uint64_t>(axes[axis].extent);
+    empty |= axes[axis].extent == 0;
+    extents[axis] = static_cast<uint64_t>(std::max<int64_t>(axes[axis].extent, 1));
     boxes[axis] = static_cast<uint32_t>(axes[axis].box);
     steps[axis] = 1;
     // The stride of an axis of extent 1 means nothing, yet the driver refuses one that 16 bytes do not divide.
-    const bool unused = axes[axis].extent == 1;
+    const bool unused = axes[axis].extent <= 1;
     if (axis > 0) strides[axis - 1] = unused ? 16 : static_cast<uint64_t>(axes[axis].stride) * kElementBytes;
   }
+  // The driver refuses extents of 0 and a null pointer, though nothing will be read.
+  alignas(16) static constexpr std::byte kNothing[16] = {};
+  const void* address = empty ? kNothing : data;
   jit::CUtensorMap map;
   const auto type = dtype == DType::bf16 ? jit::CUtensorMapDataType::bfloat16 : jit::CUtensorMapDataType::float16;
-  jit::check(
-      jit::driver().tensor_map_encode_tiled(&map, type, kRank, const_cast<void*>(data), extents, strides, boxes, steps,
-                                            jit::CUtensorMapInterleave::none, jit::CUtensorMapSwizzle::bytes_128,
-                                            promotion, jit::CUtensorMapFloatOOBfill::zeros),
-      "cuTensorMapEncodeTiled", name);
+  jit::check(jit::driver().tensor_map_encode_tiled(&map, type, kRank, const_cast<void*>(address), extents, strides,
+                                                   boxes, steps, jit::CUtensorMapInterleave::none,
+                                                   swizzle_of(boxes[0] * kElementBytes), promotion,
+                                                   jit::CUtensorMapFloatOOBfill::zeros),
+             "cuTensorMapEncodeTiled", name);
   return map;
 }
 

@@ -1,14 +1,19 @@
 // Batch -> PlanData: checks and copies the batch's index arrays, then cuts the work.
 #pragma once
 
-#include "plan/engine.hpp"
+#include <functional>
+
+#include "core/index/split.hpp"
 #include "plan/plan_data.hpp"
 #include "qkv/batch.hpp"
 #include "qkv/layer.hpp"
 
 namespace qkv::plan {
 
-PlanData build(const LayerSpec& layer, const Batch& batch, const PlanShape& shape);
+// LayerEngine::cut_request.
+using RequestCutter = std::function<index::RequestCut(int32_t q_len, int32_t kv_len)>;
+
+PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& cut_request);
 
 // Fills everything but segments, items and merges. Throws on the first thing that is wrong.
 PlanData read_batch(const LayerSpec& layer, const Batch& batch);
@@ -17,7 +22,7 @@ PlanData read_batch(const LayerSpec& layer, const Batch& batch);
 int64_t check_slots(const std::vector<int64_t>& slots);
 
 // Fills segments, items, merges and num_state_rows.
-void cut_work(PlanData& plan, const PlanShape& shape);
+void cut_work(PlanData& plan, const RequestCutter& cut_request);
 
 // The plan in words, one line a request.
 std::string describe(const PlanData& plan);

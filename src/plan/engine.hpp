@@ -1,4 +1,4 @@
-// The interface that engines fill in, and the numbers by which they shape a plan.
+// The interface that engines fill in.
 #pragma once
 
 #include <cstdint>
@@ -6,19 +6,12 @@
 #include <span>
 #include <vector>
 
+#include "core/index/split.hpp"
 #include "plan/plan_data.hpp"
 #include "qkv/attention.hpp"
 #include "qkv/ops.hpp"
 
 namespace qkv::plan {
-
-struct PlanShape {
-  int32_t few_rows;          // packed rows of a request up to which the few-rows kernel runs
-  int32_t few_rows_tile_kv;  // its keys a tile of the absolute grid
-  int32_t tile_kv;           // the many-rows kernel's
-  int32_t tile_q;            // packed rows of its query tile: items are cut near multiples of it
-  int32_t rows_per_item;     // packed rows of an item, at most (one token's heads may exceed it)
-};
 
 // All tensors are checked before an engine sees them.
 struct ForwardCall {
@@ -36,7 +29,8 @@ struct ForwardCall {
 class LayerEngine {
  public:
   virtual ~LayerEngine() = default;
-  virtual PlanShape plan_shape() const = 0;
+  // How a request is cut. By the layer and these two numbers only, so that its bits never depend on its batch.
+  virtual index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const = 0;
   // Brings the plan to where the engine reads it.
   virtual void place(PlanData& plan, Stream stream) const = 0;
   virtual void forward(const ForwardCall& call) const = 0;

@@ -18,6 +18,7 @@ struct WorkItem {
   int32_t query_begin, query_end;      // new tokens of the request; rows are these x the heads of the group
   int32_t segment_begin, segment_end;  // range in PlanData::segments
   int64_t state_row;                   // first row in the buffer of partial states; -1 = writes the output itself
+  int32_t merge;                       // index in PlanData::merges of the join that its state enters; -1 = none
   int64_t cost;                        // row x key pairs, for balancing
   bool few_rows;                       // which of the engine's two kernels runs: by the request's own rows only
 };

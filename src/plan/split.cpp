@@ -12,9 +12,7 @@ namespace {
 struct RowBlock {
   int32_t request;
   int32_t query_begin, query_end;
-  int32_t split_keys;
-  int32_t tile_kv;
-  bool few_rows;
+  index::RequestCut cut;
 };
 
 // The segment ranges of the splits in which the block's rows see any key, in rising order of keys.
@@ -25,7 +23,8 @@ struct Splits {
 
 class Cutter {
  public:
-  Cutter(PlanData& plan, const PlanShape& shape) : plan_(plan), shape_(shape), group_size_(plan.layer.group_size()) {}
+  Cutter(PlanData& plan, const RequestCutter& cut_of)
+      : plan_(plan), cut_of_(cut_of), group_size_(plan.layer.group_size()) {}
 
   void run() {
     for (int32_t request = 0; request < plan_.num_requests; ++request) cut_request(request);
@@ -37,17 +36,9 @@ class Cutter {
  private:
   void cut_request(int32_t request) {
     const int32_t q_len = plan_.mask_inputs[request].q_len;
-    const int64_t num_rows = static_cast<int64_t>(q_len) * group_size_;
-    const int32_t num_kv_heads = plan_.layer.num_kv_heads;
-    const bool few_rows = num_rows <= shape_.few_rows;
-    const int32_t tokens =
-        few_rows ? q_len
-                 : index::tokens_per_item(num_rows, num_kv_heads, group_size_, shape_.rows_per_item, shape_.tile_q);
-    const int32_t tile_kv = few_rows ? shape_.few_rows_tile_kv : shape_.tile_kv;
-    const int32_t keys =
-        index::whole_tiles(index::split_keys(num_rows, num_kv_heads, shape_.few_rows, shape_.rows_per_item), tile_kv);
-    for (int32_t begin = 0; begin < q_len; begin += tokens) {
-      cut_row_block({request, begin, std::min(q_len, begin + tokens), keys, tile_kv, few_rows});
+    const index::RequestCut cut = cut_of_(q_len, plan_.seq_lens[request]);
+    for (int32_t begin = 0; begin < q_len; begin += cut.tokens) {
+      cut_row_block({request, begin, std::min(q_len, begin + cut.tokens), cut});
     }
   }
 
@@ -66,13 +57,13 @@ class Cutter {
     const int32_t kv_len = plan_.seq_lens[block.request];
     const int32_t head = kv_head * group_size_;
     mask::append_segments(plan_.mask, plan_.mask_inputs[block.request],
-                          {block.query_begin, block.query_end, 0, kv_len, head, head + group_size_}, block.tile_kv,
+                          {block.query_begin, block.query_end, 0, kv_len, head, head + group_size_}, block.cut.tile_kv,
                           runs_);
     Splits splits;
     int32_t current_end = -1;
     for (const mask::KeySegment& run : runs_) {
       for (int32_t begin = run.begin; begin < run.end;) {
-        const int32_t split_end = index::split_end(begin, block.split_keys, kv_len);
+        const int32_t split_end = index::split_end(begin, block.cut.split_keys, kv_len);
         const int32_t end = std::min(run.end, split_end);
         const auto position = static_cast<int32_t>(plan_.segments.size());
         if (split_end != current_end) {
@@ -96,14 +87,16 @@ class Cutter {
     item.kv_head = kv_head;
     item.query_begin = block.query_begin;
     item.query_end = block.query_end;
-    item.few_rows = block.few_rows;
+    item.few_rows = block.cut.few_rows;
     item.state_row = -1;
+    item.merge = -1;
     const auto num_splits = static_cast<int32_t>(splits.segments.size());
     if (num_splits == 0) {  // rows that see nothing still get their zeros
       plan_.items.push_back(item);
       return;
     }
     if (num_splits > 1) {
+      item.merge = static_cast<int32_t>(plan_.merges.size());
       plan_.merges.push_back(
           {block.request, kv_head, block.query_begin, block.query_end, plan_.num_state_rows, num_splits});
     }
@@ -120,13 +113,13 @@ class Cutter {
   }
 
   PlanData& plan_;
-  const PlanShape& shape_;
+  const RequestCutter& cut_of_;
   const int32_t group_size_;
   std::vector<mask::KeySegment> runs_;
 };
 
 }  // namespace
 
-void cut_work(PlanData& plan, const PlanShape& shape) { Cutter(plan, shape).run(); }
+void cut_work(PlanData& plan, const RequestCutter& cut_request) { Cutter(plan, cut_request).run(); }
 
 }  // namespace qkv::plan

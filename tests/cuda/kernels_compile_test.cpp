@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "core/index/forward_sm80_shape.hpp"
+#include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/forward_sm90_many_rows_shape.hpp"
 #include "cuda/kernel_key.hpp"
 #include "jit/module.hpp"
@@ -76,13 +77,42 @@ TEST_P(kernels_compile, forward_sm90_many_rows) {
   const int page_size = layer.cache ? layer.cache->page_size : 0;
   if (!index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size)) return;  // the sm_80 kernel runs these
   const index::ManyRowsShape shape = index::many_rows_shape(layer.head_dim, layer.value_dim());
-  const jit::Compiled compiled = jit::compile(forward_source(
-      layer, {"forward_sm90_many_rows", "sm_90a", index::many_rows_tile_q(shape), shape.tile_kv, shape.ping_pong}));
+  const jit::Compiled compiled = jit::compile(forward_source(layer, {"forward_sm90_many_rows",
+                                                                     "sm_90a",
+                                                                     index::many_rows_tile_q(shape),
+                                                                     shape.tile_kv,
+                                                                     {{"ping_pong", shape.ping_pong}}}));
   EXPECT_EQ(compiled.entry, "forward_sm90_many_rows");
   // Softcap and ALiBi together keep more in hand than there are registers: two words of a row's bookkeeping.
   const bool all_terms = layer.softcap > 0 && !layer.alibi_slopes.empty();
   EXPECT_LE(compiled.usage.spill_store_bytes, all_terms ? 8 : 0) << compiled.log;
   EXPECT_TRUE(compiled.usage.serialized_wgmma.empty()) << compiled.log;
+}
+
+TEST_P(kernels_compile, forward_sm90_few_rows) {
+  namespace shape = index::few_rows;
+  const LayerSpec layer = matrix()[GetParam()];
+  const int head_dim = layer.head_dim;
+  const int head_dim_v = layer.value_dim();
+  if (!shape::supports(head_dim, head_dim_v)) return;  // the sm_80 kernel runs these
+  for (int tile_q = shape::tile_rows(layer.group_size()); tile_q <= shape::max_rows(head_dim_v); tile_q *= 2) {
+    // One of both kinds of launch for each tile: both are compiled for the smallest.
+    for (const bool few_items : {true, false}) {
+      if (few_items && tile_q != shape::tile_rows(layer.group_size())) continue;
+      const shape::LaunchShape launch = shape::launch_shape(head_dim, head_dim_v, tile_q, few_items);
+      const jit::Compiled compiled =
+          jit::compile(forward_source(layer, {"forward_sm90_few_rows",
+                                              "sm_90a",
+                                              tile_q,
+                                              shape::tile_keys(head_dim, head_dim_v, tile_q),
+                                              {{"num_warps", launch.num_warps},
+                                               {"num_stages", launch.num_stages},
+                                               {"min_ctas", launch.min_ctas},
+                                               {"cluster_size", few_items ? 1 : shape::kMaxClusterSplits}}}));
+      EXPECT_EQ(compiled.entry, "forward_sm90_few_rows");
+      EXPECT_EQ(compiled.usage.spill_store_bytes, 0) << compiled.log;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(matrix, kernels_compile, ::testing::Range<size_t>(0, matrix().size()));

@@ -1,4 +1,5 @@
 // What only a GPU can show. Skipped where there is none; `make test-gpu` runs it and keeps tests/gpu/verified.json.
+#include <array>
 #include <cmath>
 
 #include "jit/driver.hpp"
@@ -64,8 +65,31 @@ TEST_F(gpu, casebook_empty_rows_sinks_and_splits) {
   }
 }
 
+// Few rows: every tile of 4 to 32 rows, splits that join in clusters and by tickets, launches of few and of many items.
+// Each request also runs alone, where another of these kernels takes it, and must have the same bits.
+TEST_F(gpu, few_rows_of_every_tile_and_join) {
+  const std::vector<int32_t> one_token(100, 1);
+  std::vector<int32_t> mostly_short(100, 600);
+  mostly_short[50] = 17'000;
+  for (const auto& [num_q_heads, num_kv_heads, head_dim] : {std::array{8, 2, 128}, std::array{16, 2, 64}}) {
+    const auto decode = [&](const std::vector<int32_t>& q_lens, const std::vector<int32_t>& kv_lens) {
+      return bf16(case_of(num_q_heads, num_kv_heads, head_dim, q_lens, kv_lens));
+    };
+    expect_agrees_on_gpu(decode({1, 2, 3, 4, 1}, {3000, 900, 700, 40, 18'000}));
+    expect_agrees_on_gpu(decode({1, 1, 1}, {3000, 18'000, 18'000}));
+    expect_agrees_on_gpu(decode(one_token, mostly_short));
+  }
+}
+
 TEST_F(gpu, casebook_055_no_keys_at_all) {
-  expect_agrees_on_gpu(bf16(case_of(4, 2, 32, std::vector<int32_t>(8, 1), std::vector<int32_t>(8, 0))));
+  for (const int32_t q_len : {1, 35}) {
+    for (const bool cache : {true, false}) {
+      for (const int32_t head_dim : {32, 128}) {
+        const std::vector<int32_t> q_lens(8, q_len);
+        expect_agrees_on_gpu(bf16(case_of(4, 2, head_dim, q_lens, std::vector<int32_t>(8, 0), cache)));
+      }
+    }
+  }
 }
 
 // A step captured once and replayed gives the bits of the eager step.

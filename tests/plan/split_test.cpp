@@ -10,11 +10,23 @@
 namespace qkv::plan {
 namespace {
 
-constexpr PlanShape kShape{.few_rows = 4, .few_rows_tile_kv = 16, .tile_kv = 80, .tile_q = 8, .rows_per_item = 24};
+constexpr int32_t kFewRowsTileKv = 16;
+constexpr int32_t kTileKv = 80;
+
+RequestCutter cutter_of(const LayerSpec& layer) {
+  const index::CutRules rules{.num_kv_heads = layer.num_kv_heads,
+                              .group_size = layer.group_size(),
+                              .few_rows = 4,
+                              .few_rows_tile_kv = kFewRowsTileKv,
+                              .tile_kv = kTileKv,
+                              .tile_q = 8,
+                              .rows_per_item = 24};
+  return [rules](int32_t q_len, int32_t) { return index::cut_request(rules, q_len); };
+}
 
 PlanData plan_of(const tools::Case& c) {
   const tools::CaseData data(c);
-  return build(c.layer, data.batch(), kShape);
+  return build(c.layer, data.batch(), cutter_of(c.layer));
 }
 
 MaskScene scene_of(const tools::Case& c, const tools::CaseData& data, int32_t request) {
@@ -30,7 +42,7 @@ MaskScene scene_of(const tools::Case& c, const tools::CaseData& data, int32_t re
 
 void expect_items_cover(const tools::Case& c) {
   const tools::CaseData data(c);
-  const PlanData plan = build(c.layer, data.batch(), kShape);
+  const PlanData plan = build(c.layer, data.batch(), cutter_of(c.layer));
   const int32_t group = c.layer.group_size();
   // covered[request, kv_head, query, key]: how many items hold the pair.
   std::map<std::array<int32_t, 4>, int32_t> covered;
@@ -40,7 +52,7 @@ void expect_items_cover(const tools::Case& c) {
       if (item.state_row < 0) ++finishers[{item.request, item.kv_head, query}];
       for (int32_t s = item.segment_begin; s < item.segment_end; ++s) {
         const mask::KeySegment& segment = plan.segments[s];
-        ASSERT_EQ(segment.begin % (item.few_rows ? kShape.few_rows_tile_kv : kShape.tile_kv), 0);
+        ASSERT_EQ(segment.begin % (item.few_rows ? kFewRowsTileKv : kTileKv), 0);
         ASSERT_LT(segment.begin, segment.end);
         for (int32_t key = segment.begin; key < segment.end; ++key) ++covered[{item.request, item.kv_head, query, key}];
       }
@@ -113,7 +125,7 @@ TEST(split, a_window_reads_only_its_own_keys) {
   auto c = testing::case_of(1, 1, 8, {1}, {100'000});
   c.layer.mask = mask::sliding_window(128);
   const tools::CaseData data(c);
-  const PlanData plan = build(c.layer, data.batch(), {4, 128, 128, 8, 24});
+  const PlanData plan = build(c.layer, data.batch(), cutter_of(c.layer));
   int64_t keys = 0;
   for (const WorkItem& item : plan.items) {
     for (int32_t s = item.segment_begin; s < item.segment_end; ++s) {

@@ -36,6 +36,36 @@ constexpr int32_t whole_tiles(int32_t split_keys, int32_t tile_kv) {
   return split_keys == INT32_MAX ? split_keys : (split_keys + tile_kv - 1) / tile_kv * tile_kv;
 }
 
+// How one request is cut.
+struct RequestCut {
+  bool few_rows;       // which of the engine's two kernels runs
+  int32_t tokens;      // new tokens of an item, at most
+  int32_t tile_kv;     // segments begin at its multiples
+  int32_t split_keys;  // splits end at its multiples; INT32_MAX = no split
+};
+
+// An engine's two kernels, as the rules above see them.
+struct CutRules {
+  int32_t num_kv_heads;
+  int32_t group_size;
+  int32_t few_rows;          // packed rows of a request up to which the few-rows kernel runs
+  int32_t few_rows_tile_kv;  // its keys a tile
+  int32_t tile_kv;           // the many-rows kernel's
+  int32_t tile_q;            // packed rows of its query tile: items are cut near multiples of it
+  int32_t rows_per_item;     // packed rows of an item, at most (one token's heads may exceed it)
+};
+
+constexpr RequestCut cut_request(const CutRules& rules, int32_t q_len) {
+  const int64_t num_rows = static_cast<int64_t>(q_len) * rules.group_size;
+  const bool few_rows = num_rows <= rules.few_rows;
+  const int32_t tile_kv = few_rows ? rules.few_rows_tile_kv : rules.tile_kv;
+  const int32_t keys = split_keys(num_rows, rules.num_kv_heads, rules.few_rows, rules.rows_per_item);
+  const int32_t tokens =
+      few_rows ? q_len
+               : tokens_per_item(num_rows, rules.num_kv_heads, rules.group_size, rules.rows_per_item, rules.tile_q);
+  return {few_rows, tokens, tile_kv, whole_tiles(keys, tile_kv)};
+}
+
 // The end of the split that holds `position`: splits lie on absolute multiples of split_keys.
 constexpr int32_t split_end(int32_t position, int32_t split_keys, int32_t kv_end) {
   if (split_keys == INT32_MAX) return kv_end;

@@ -1,0 +1,22 @@
+// The launches of Hopper's few-rows kernel that a plan needs: one for each size of query tile, its items in the order
+// in which they start. A pure function, made on the host.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/device/few_rows_params.hpp"
+#include "plan/plan_data.hpp"
+
+namespace qkv::cuda {
+
+struct FewRowsList {
+  int32_t tile_q;  // rows that the kernel makes room for
+  bool clustered;  // splits of 8 at most join in clusters of 8 items, which `items` then consists of
+  std::vector<FewRowsItem> items;
+};
+
+// The plan's items of few rows, smallest tile first. Tickets are the plan's merges.
+std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan);
+
+}  // namespace qkv::cuda

@@ -1,0 +1,99 @@
+#include "cuda/forward_sm90_few_rows.hpp"
+
+#include <bit>
+
+#include "cuda/kernel_key.hpp"
+#include "cuda/launch.hpp"
+#include "cuda/tensor_map.hpp"
+
+namespace qkv::cuda {
+namespace {
+
+namespace shape = index::few_rows;
+
+constexpr uint32_t kClusterSize = shape::kMaxClusterSplits;
+
+int cluster_size(bool clustered) { return clustered ? static_cast<int>(kClusterSize) : 1; }
+
+// Keys are copied in boxes of 16, which must lie in one page. Dense keys are one page that holds them all.
+jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, const char* name) {
+  const int64_t chunk = shape::chunk_bytes(static_cast<int>(dim)) / shape::kElementBytes;
+  const int32_t token_axis = paged ? 1 : 0;
+  return make_tensor_map(pages.data, pages.dtype,
+                         {{{chunk, 1, static_cast<int32_t>(chunk)},
+                           {pages.shape[token_axis], pages.stride[token_axis], shape::kBoxKeys},
+                           {dim / chunk, chunk, static_cast<int32_t>(dim / chunk)},
+                           {pages.shape[token_axis + 1], pages.stride[token_axis + 1], 1},
+                           {paged ? pages.shape[0] : 1, paged ? pages.stride[0] : 0, 1}}},
+                         jit::CUtensorMapL2promotion::none, name);
+}
+
+}  // namespace
+
+bool ForwardSm90FewRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
+  return facts.arch == "sm_90a" && shape::supports(layer.head_dim, layer.value_dim()) &&
+         layer.group_size() <= shape::max_rows(layer.value_dim());
+}
+
+ForwardSm90FewRows::ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts& facts)
+    : layer_(layer), arch_(facts.arch), num_multiprocessors_(facts.num_multiprocessors) {
+  const int32_t tile_q = shape::tile_rows(layer.group_size());
+  for (const bool few_items : {true, false}) {
+    for (const bool clustered : {true, false}) kernel_of({tile_q, few_items, clustered});
+  }
+}
+
+index::RequestCut ForwardSm90FewRows::cut_request(int32_t q_len, int32_t kv_len) const {
+  const int tile_q = shape::tile_rows(q_len * layer_.group_size());
+  return {true, q_len, shape::tile_keys(layer_.head_dim, layer_.value_dim(), tile_q),
+          shape::split_keys(kv_len, layer_.num_kv_heads, layer_.head_dim, layer_.value_dim(), tile_q)};
+}
+
+shape::LaunchShape ForwardSm90FewRows::shape_of(const Variant& variant) const {
+  return shape::launch_shape(layer_.head_dim, layer_.value_dim(), variant.tile_q, variant.few_items);
+}
+
+const jit::Kernel& ForwardSm90FewRows::kernel_of(const Variant& variant) const {
+  const int tile_number = std::countr_zero(static_cast<uint32_t>(variant.tile_q)) - 2;  // of 4, 8, 16, 32
+  auto& kernel = kernels_[tile_number * 4 + (variant.few_items ? 2 : 0) + (variant.clustered ? 1 : 0)];
+  if (const jit::Kernel* found = kernel) return *found;
+  const int tile_kv = shape::tile_keys(layer_.head_dim, layer_.value_dim(), variant.tile_q);
+  const shape::LaunchShape launch = shape_of(variant);
+  kernel = &jit::kernels().get(forward_source(layer_, {"forward_sm90_few_rows",
+                                                       arch_,
+                                                       variant.tile_q,
+                                                       tile_kv,
+                                                       {{"num_warps", launch.num_warps},
+                                                        {"num_stages", launch.num_stages},
+                                                        {"min_ctas", launch.min_ctas},
+                                                        {"cluster_size", cluster_size(variant.clustered)}}}));
+  return *kernel;
+}
+
+void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams& params, const FewRowsLaunch& launch,
+                             int* tickets, jit::CUstream stream) const {
+  const Variant variant = variant_of(launch);
+  const shape::LaunchShape shape = shape_of(variant);
+  const bool paged = layer_.cache.has_value();
+  const int32_t head_dim = layer_.head_dim;
+  const int32_t head_dim_v = layer_.value_dim();
+  const FewRowsParams few{params, launch.items, tickets};
+  jit::CUtensorMap key{};
+  jit::CUtensorMap value{};
+  if (!paged || layer_.cache->page_size % shape::kBoxKeys == 0) {
+    key = pages_map(call.key, paged, head_dim, "key");
+    value = pages_map(call.value, paged, head_dim_v, "value");
+  }
+  const int tile_kv = shape::tile_keys(head_dim, head_dim_v, variant.tile_q);
+  const int shared_bytes = shape::smem_layout(head_dim, head_dim_v, variant.tile_q, tile_kv, shape.num_warps,
+                                              shape.num_stages, cluster_size(variant.clustered))
+                               .total_bytes;
+  qkv::cuda::launch(kernel_of(variant),
+                    {.grid_x = static_cast<uint32_t>(launch.num_items),
+                     .threads = static_cast<uint32_t>(shape.num_warps * shape::kWarpSize),
+                     .shared_bytes = static_cast<uint32_t>(shared_bytes),
+                     .cluster_size = static_cast<uint32_t>(cluster_size(variant.clustered))},
+                    {&few, &key, &value}, stream);
+}
+
+}  // namespace qkv::cuda

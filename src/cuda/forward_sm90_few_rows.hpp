@@ -1,0 +1,60 @@
+// Hopper's forward kernel for few query rows: one CTA an item.
+#pragma once
+
+#include <array>
+#include <atomic>
+
+#include "core/index/forward_sm90_few_rows_shape.hpp"
+#include "core/index/split.hpp"
+#include "cuda/device/few_rows_params.hpp"
+#include "cuda/memory.hpp"
+#include "jit/module.hpp"
+#include "plan/engine.hpp"
+
+namespace qkv::cuda {
+
+// A list of items (few_rows_lists.hpp) on the device.
+struct FewRowsLaunch {
+  int32_t tile_q;
+  bool clustered;
+  int32_t num_items;
+  const FewRowsItem* items;
+};
+
+class ForwardSm90FewRows {
+ public:
+  static bool supports(const LayerSpec& layer, const DeviceFacts& facts);
+  // Compiles the kernels of steps with one new token a request.
+  ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts& facts);
+
+  // Packed rows of a request, at most.
+  int32_t max_rows() const { return index::few_rows::max_rows(layer_.value_dim()); }
+  index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const;
+  // Makes sure that the launch's kernel is there, so that run() never compiles.
+  void prepare(const FewRowsLaunch& launch) const { kernel_of(variant_of(launch)); }
+  void run(const plan::ForwardCall& call, const ForwardParams& params, const FewRowsLaunch& launch, int* tickets,
+           jit::CUstream stream) const;
+
+ private:
+  // What a kernel is compiled for besides the layer. None but tile_q changes bits.
+  struct Variant {
+    int32_t tile_q;
+    bool few_items;
+    bool clustered;
+  };
+  static constexpr int kNumVariants = 4 * 2 * 2;
+
+  Variant variant_of(const FewRowsLaunch& launch) const {
+    return {launch.tile_q, launch.num_items <= num_multiprocessors_, launch.clustered};
+  }
+  index::few_rows::LaunchShape shape_of(const Variant& variant) const;
+  const jit::Kernel& kernel_of(const Variant& variant) const;
+
+  LayerSpec layer_;
+  std::string arch_;
+  int32_t num_multiprocessors_;
+  // Each filled when first asked for; two threads that fill one find the same kernel.
+  mutable std::array<std::atomic<const jit::Kernel*>, kNumVariants> kernels_{};
+};
+
+}  // namespace qkv::cuda
