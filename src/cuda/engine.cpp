@@ -101,16 +101,19 @@ class CudaLayer final : public plan::LayerEngine {
     ForwardParams params{};
     plan.fill(params);
     fill(call, params);
-    params.items = plan.items;
-    for (const FewRowsLaunch& launch : plan.few_rows_launches) {
-      few_rows_sm90_->run(call, params, launch, plan.tickets, stream);
-    }
-    if (few_rows_sm80_) few_rows_sm80_->run(params, plan.num_few_rows_items, stream);
     params.items = plan.items + plan.num_few_rows_items;
     if (many_rows_sm90_) {
       many_rows_sm90_->run(call, params, plan.cta_begin, plan.num_ctas, stream);
     } else {
       many_rows_sm80_->run(params, plan.num_many_rows_items, stream);
+    }
+    params.items = plan.items;
+    if (few_rows_sm80_) few_rows_sm80_->run(params, plan.num_few_rows_items, stream);
+    // Hopper's kernels of one batch run beside each other.
+    bool beside_earlier = plan.num_ctas > 0;
+    for (const FewRowsLaunch& launch : plan.few_rows_launches) {
+      few_rows_sm90_->run(call, params, launch, plan.tickets, beside_earlier, stream);
+      beside_earlier = true;
     }
     merge(call, plan, params);
   }

@@ -71,7 +71,7 @@ const jit::Kernel& ForwardSm90FewRows::kernel_of(const Variant& variant) const {
 }
 
 void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams& params, const FewRowsLaunch& launch,
-                             int* tickets, jit::CUstream stream) const {
+                             int* tickets, bool beside_earlier, jit::CUstream stream) const {
   const Variant variant = variant_of(launch);
   const shape::LaunchShape shape = shape_of(variant);
   const bool paged = layer_.cache.has_value();
@@ -92,7 +92,8 @@ void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams&
                     {.grid_x = static_cast<uint32_t>(launch.num_items),
                      .threads = static_cast<uint32_t>(shape.num_warps * shape::kWarpSize),
                      .shared_bytes = static_cast<uint32_t>(shared_bytes),
-                     .cluster_size = static_cast<uint32_t>(cluster_size(variant.clustered))},
+                     .cluster_size = static_cast<uint32_t>(cluster_size(variant.clustered)),
+                     .beside_earlier = beside_earlier},
                     {&few, &key, &value}, stream);
 }
 

@@ -32,8 +32,9 @@ class ForwardSm90FewRows {
   index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const;
   // Makes sure that the launch's kernel is there, so that run() never compiles.
   void prepare(const FewRowsLaunch& launch) const { kernel_of(variant_of(launch)); }
+  // beside_earlier: the launch in front is the same batch's, of this kernel or of the many-rows kernel.
   void run(const plan::ForwardCall& call, const ForwardParams& params, const FewRowsLaunch& launch, int* tickets,
-           jit::CUstream stream) const;
+           bool beside_earlier, jit::CUstream stream) const;
 
  private:
   // What a kernel is compiled for besides the layer. None but tile_q changes bits.

@@ -19,12 +19,17 @@ void launch(const jit::Kernel& kernel, const LaunchShape& shape, std::initialize
   config.block_z = 1;
   config.dynamic_shared_bytes = shape.shared_bytes;
   config.stream = stream;
-  jit::CUlaunchAttribute cluster{};
+  jit::CUlaunchAttribute attributes[2]{};
+  config.attributes = attributes;
   if (shape.cluster_size > 1) {
+    jit::CUlaunchAttribute& cluster = attributes[config.num_attributes++];
     cluster.id = jit::CUlaunchAttributeID::cluster_dimension;
     cluster.value.cluster_dimension = {shape.cluster_size, 1, 1};
-    config.attributes = &cluster;
-    config.num_attributes = 1;
+  }
+  if (shape.beside_earlier) {
+    jit::CUlaunchAttribute& programmatic = attributes[config.num_attributes++];
+    programmatic.id = jit::CUlaunchAttributeID::programmatic_stream_serialization;
+    programmatic.value.programmatic_stream_serialization = 1;
   }
   std::vector<void*> arguments;
   for (const void* param : params) arguments.push_back(const_cast<void*>(param));  // the call copies what they point at

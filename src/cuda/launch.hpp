@@ -13,7 +13,8 @@ struct LaunchShape {
   uint32_t grid_y = 1;
   uint32_t threads = 1;
   uint32_t shared_bytes = 0;
-  uint32_t cluster_size = 1;  // CTAs along x; divides grid_x
+  uint32_t cluster_size = 1;    // CTAs along x; divides grid_x
+  bool beside_earlier = false;  // may begin when the launch in front calls launch_dependents
 };
 
 // `params`: the address of each of the kernel's parameters.

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "core/index/forward_sm90_many_rows_shape.hpp"
+#include "core/index/multiprocessor_share.hpp"
 #include "cuda/cta_lists.hpp"
 #include "cuda/few_rows_lists.hpp"
 
@@ -23,6 +24,22 @@ CtaLists lists_of(const plan::PlanData& plan, const std::vector<plan::WorkItem>&
     return index::many_rows_heads_per_section(plan.seq_lens[request], plan.layer.head_dim, plan.layer.value_dim(),
                                               plan.layer.num_kv_heads);
   });
+}
+
+// Multiprocessors that the many-rows kernel leaves to the few-rows kernel.
+int32_t few_rows_share(const plan::PlanData& plan, int32_t num_multiprocessors) {
+  const int64_t dims = plan.layer.head_dim + plan.layer.value_dim();
+  int64_t bytes = 0;
+  int64_t operations = 0;
+  for (const plan::WorkItem& item : plan.items) {
+    const int64_t rows = static_cast<int64_t>(item.query_end - item.query_begin) * plan.layer.group_size();
+    if (item.few_rows) {
+      bytes += item.cost / rows * dims * size_bytes(plan.layer.kv_dtype);
+    } else {
+      operations += 2 * item.cost * dims;
+    }
+  }
+  return index::few_rows_multiprocessors(bytes, operations, num_multiprocessors);
 }
 
 WorkItem device_item(const plan::WorkItem& item) {
@@ -60,7 +77,9 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, 
   if (rules.few_rows_sm90) few_rows_lists = make_few_rows_lists(plan);
   std::vector<plan::WorkItem> few;
   if (!rules.few_rows_sm90) few = items_of(plan, true);
-  const CtaLists many = lists_of(plan, items_of(plan, false), rules.max_ctas);
+  int32_t max_ctas = rules.max_ctas;
+  if (rules.few_rows_sm90 && max_ctas > 0) max_ctas -= few_rows_share(plan, max_ctas);
+  const CtaLists many = lists_of(plan, items_of(plan, false), max_ctas);
   num_few_rows_items = static_cast<int32_t>(few.size());
   num_many_rows_items = static_cast<int32_t>(many.items.size());
   num_ctas = std::max(static_cast<int32_t>(many.begin.size()) - 1, 0);

@@ -17,6 +17,7 @@
 #include "few_rows_params.hpp"
 #include "few_rows_tile.cuh"
 #include "mask_tile.cuh"
+#include "ptx/dependent_launch.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mma.cuh"
 #include "ptx/movmatrix.cuh"
@@ -475,16 +476,11 @@ __device__ __forceinline__ void end_copy() {
   if constexpr (!kCopyBoxes) ptx::cp_async_commit();
 }
 
-// Fills the rings. Keys of this step are read behind the launches that may have written them, older ones before.
-__device__ __forceinline__ void start_copies(TileLoader& loader, const WarpRings& rings, int cached_keys) {
-  bool has_waited = false;
+// Fills the rings.
+__device__ __forceinline__ void start_copies(TileLoader& loader, const WarpRings& rings) {
 #pragma unroll
   for (int stage = 0; stage < key::num_stages; ++stage) {
     if (!loader.tile.is_over()) {
-      if (!has_waited && loader.tile.begin + kTileKeys > cached_keys) {
-        ptx::wait_for_earlier_launches();
-        has_waited = true;
-      }
       loader.copy_keys(rings.keys(stage), rings.keys_full(stage));
       end_copy();
       loader.copy_values(rings.values(stage), rings.values_full(stage));
@@ -495,7 +491,12 @@ __device__ __forceinline__ void start_copies(TileLoader& loader, const WarpRings
       end_copy();
     }
   }
-  if (!has_waited) ptx::wait_for_earlier_launches();
+}
+
+// A launch of this kernel may run beside the one in front of it (a batch's many-rows launch, or other tiles). It ends
+// after it, so that what follows in the stream need not know.
+__device__ __forceinline__ void end_after_earlier_launch() {
+  if (blockIdx.x == gridDim.x - 1) ptx::wait_for_earlier_launches();
 }
 
 // All tiles of the warp's lanes, each lane to its state.
@@ -561,10 +562,11 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
   if constexpr (key::cluster_size > 1) ptx::cluster_arrive_relaxed();
   if (item.kv_head < 0) {
     if constexpr (key::cluster_size > 1) ptx::cluster_wait();
+    end_after_earlier_launch();
     return;
   }
 
-  start_copies(loader, rings, item.cached_keys);
+  start_copies(loader, rings);
 
   WarpRows rows(params, item, ptx::shared_address(smem) + kLayout.query);
   rows.load_query();
@@ -576,4 +578,5 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
   run_lanes(rows, params, item, loader, rings, smem, warp);
   __syncthreads();
   ItemEnd(params, item, smem).run();
+  end_after_earlier_launch();
 }

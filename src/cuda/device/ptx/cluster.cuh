@@ -1,4 +1,4 @@
-// Clusters (CTAs that see each other's shared memory) and the order of dependent launches.
+// Clusters: CTAs that see each other's shared memory.
 #pragma once
 
 namespace qkv::cuda::ptx {
@@ -37,11 +37,5 @@ __device__ __forceinline__ void store_async(unsigned remote, float4 value, unsig
       "r"(__float_as_uint(value.w)), "r"(remote_barrier)
       : "memory");
 }
-
-// The next launch of the stream may begin, as far as it does not wait (below). Does nothing without that attribute.
-__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
-// Waits for the end of the launches before, and for their writes.
-__device__ __forceinline__ void wait_for_earlier_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 }  // namespace qkv::cuda::ptx

@@ -1,0 +1,13 @@
+// Launches that run beside the one in front of them.
+#pragma once
+
+namespace qkv::cuda::ptx {
+
+// The next launch of the stream may begin once all CTAs say so, if it was launched to run beside this one; else this
+// does nothing.
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Waits for the end of the launch that this one runs beside, and for its writes; does nothing elsewhere.
+__device__ __forceinline__ void wait_for_earlier_launches() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+}  // namespace qkv::cuda::ptx
