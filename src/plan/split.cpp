@@ -37,8 +37,9 @@ class Cutter {
   void cut_request(int32_t request) {
     const int32_t q_len = plan_.mask_inputs[request].q_len;
     const index::RequestCut cut = cut_of_(q_len, plan_.seq_lens[request]);
-    for (int32_t begin = 0; begin < q_len; begin += cut.tokens) {
-      cut_row_block({request, begin, std::min(q_len, begin + cut.tokens), cut});
+    int32_t end = index::first_item_tokens(q_len, cut.tokens);
+    for (int32_t begin = 0; begin < q_len; begin = end, end += cut.tokens) {
+      cut_row_block({request, begin, end, cut});
     }
   }
 

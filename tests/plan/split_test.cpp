@@ -116,6 +116,17 @@ TEST(split, states_of_a_merge_lie_behind_one_another_in_rising_key_order) {
   }
 }
 
+TEST(split, the_odd_tokens_come_first) {
+  const PlanData plan = plan_of(testing::case_of(1, 1, 8, {1000}, {1000}));
+  std::set<int32_t> begins;
+  for (const WorkItem& item : plan.items) {
+    begins.insert(item.query_begin);
+    EXPECT_EQ(item.query_end - item.query_begin, item.query_begin == 0 ? 16 : 24);
+    EXPECT_EQ((1000 - item.query_end) % 24, 0);
+  }
+  EXPECT_EQ(begins.size(), 42U);
+}
+
 TEST(split, longest_items_come_first) {
   const PlanData plan = plan_of(testing::case_of(4, 2, 8, {40, 1, 3}, {40, 3000, 100}));
   for (size_t i = 1; i < plan.items.size(); ++i) EXPECT_GE(plan.items[i - 1].cost, plan.items[i].cost);
@@ -154,6 +165,10 @@ TEST(split, rules_see_only_the_requests_own_numbers) {
   EXPECT_EQ(tokens_per_item(100, 1, 4, 384, 96), 24);
   EXPECT_EQ(tokens_per_item(100'000, 8, 4, 384, 96), 96);
   EXPECT_EQ(tokens_per_item(100'000, 1, 500, 384, 96), 1);
+  EXPECT_EQ(first_item_tokens(1000, 24), 16);
+  EXPECT_EQ(first_item_tokens(1008, 24), 24);
+  EXPECT_EQ(first_item_tokens(5, 24), 5);
+  EXPECT_EQ(first_item_tokens(0, 0), 0);
 }
 
 TEST(split, a_dump_names_every_request) {

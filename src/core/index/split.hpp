@@ -19,6 +19,13 @@ constexpr int32_t tokens_per_item(int64_t num_rows, int32_t num_kv_heads, int32_
   return group_size >= rows ? 1 : static_cast<int32_t>(rows / group_size);
 }
 
+// Tokens of a request's first item: what its other items, of `tokens` each, leave over. Under a causal mask the first
+// rows see the fewest keys, and a tile costs alike however many of its rows are used.
+constexpr int32_t first_item_tokens(int32_t q_len, int32_t tokens) {
+  const int32_t rest = tokens > 0 ? q_len % tokens : 0;
+  return rest > 0 ? rest : tokens;
+}
+
 // Keys of a split for requests of few rows, on an absolute grid: fewer KV heads need more splits to fill a machine.
 constexpr int32_t few_rows_split_keys(int32_t num_kv_heads) {
   return num_kv_heads <= 1 ? 512 : num_kv_heads <= 4 ? 1024 : 2048;
