@@ -89,7 +89,8 @@ jit::Source forward_source(const LayerSpec& layer, const ForwardKey& key) {
   jit::Source source;
   source.name = name_in_words(layer, key);
   source.text = constants_text(layer, key, program) + "#include \"mask_tile.cuh\"\nnamespace qkv::cuda {\n" +
-                mask::emit_cuda(program) + "}\n" + fmt::format("#include \"{}.cuh\"\n", key.kernel);
+                mask::emit_cuda(program) + mask::emit_tile_class_cuda(program) + "}\n" +
+                fmt::format("#include \"{}.cuh\"\n", key.kernel);
   source.headers = device_headers();
   source.arch = key.arch;
   return source;

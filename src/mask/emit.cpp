@@ -110,11 +110,52 @@ std::string expression_of(const Instruction& instruction, bool in_int) {
   return "";
 }
 
-}  // namespace
+// The text of an instruction's bounds over a tile.
+struct RangeText {
+  std::string low, high;
+};
 
-std::string emit_cuda(const Program& program) {
-  std::string text =
-      "__device__ __forceinline__ bool visible(const MaskContext& m, int q_pos, int kv_pos, int q_head, int query) {\n";
+RangeText range_of(const Instruction& instruction, bool in_int) {
+  const auto low = [&](int32_t i) { return fmt::format("{}low{}", in_int ? "" : "(long long)", i); };
+  const auto high = [&](int32_t i) { return fmt::format("{}high{}", in_int ? "" : "(long long)", i); };
+  const int32_t a = instruction.left, b = instruction.right;
+  switch (instruction.opcode) {
+    case Opcode::q_pos:
+      return {"q_low", "q_high"};
+    case Opcode::kv_pos:
+      return {"kv_low", "kv_high"};
+    case Opcode::q_head:
+      return {"0", fmt::format("{}", kIntMax)};
+    case Opcode::operand:
+      if (instruction.scope == OperandScope::request) break;
+      return {fmt::format("{} - 1", kIntMin + 1), fmt::format("{}", kIntMax)};  // would have to be read one by one
+    case Opcode::add:
+      return {low(a) + " + " + low(b), high(a) + " + " + high(b)};
+    case Opcode::subtract:
+      return {low(a) + " - " + high(b), high(a) + " - " + low(b)};
+    case Opcode::less:
+      return {high(a) + " < " + low(b), low(a) + " < " + high(b)};
+    case Opcode::less_equal:
+      return {high(a) + " <= " + low(b), low(a) + " <= " + high(b)};
+    case Opcode::equal:
+      return {fmt::format("low{0} == high{0} & low{1} == high{1} & low{0} == low{1}", a, b),
+              fmt::format("low{0} <= high{1} & low{1} <= high{0}", a, b)};
+    case Opcode::negate:
+      return {fmt::format("!{}", high(a)), fmt::format("!{}", low(a))};
+    case Opcode::both:
+      return {low(a) + " & " + low(b), high(a) + " & " + high(b)};
+    case Opcode::either:
+      return {low(a) + " | " + low(b), high(a) + " | " + high(b)};
+    default:
+      break;
+  }
+  const std::string value = expression_of(instruction, in_int);  // alike for the whole tile
+  return {value, value};
+}
+
+// Instructions one by one, with the type that holds every value of each.
+template <class Emit>
+void for_each_typed(const Program& program, Emit&& emit) {
   std::vector<Bounds> bounds;
   for (size_t i = 0; i < program.code.size(); ++i) {
     const Instruction& instruction = program.code[i];
@@ -122,10 +163,32 @@ std::string emit_cuda(const Program& program) {
     const bool truth = is_truth(instruction.opcode);
     // A comparison of two ints is exact in int; sums and constants are wide where their bounds are.
     const bool in_int = truth || bounds.back().fits_int();
-    const char* type = truth ? "bool" : in_int ? "int" : "long long";
-    text += fmt::format("  const {} v{} = {};\n", type, i, expression_of(instruction, in_int));
+    emit(i, instruction, truth ? "bool" : in_int ? "int" : "long long", in_int);
   }
+}
+
+}  // namespace
+
+std::string emit_cuda(const Program& program) {
+  std::string text =
+      "__device__ __forceinline__ bool visible(const MaskContext& m, int q_pos, int kv_pos, int q_head, int query) {\n";
+  for_each_typed(program, [&](size_t i, const Instruction& instruction, const char* type, bool in_int) {
+    text += fmt::format("  const {} v{} = {};\n", type, i, expression_of(instruction, in_int));
+  });
   return text + fmt::format("  return v{};\n}}\n", program.code.size() - 1);
+}
+
+std::string emit_tile_class_cuda(const Program& program) {
+  std::string text =
+      "__device__ __forceinline__ TileClass classify(const MaskContext& m, int q_low, int q_high, int kv_low,"
+      " int kv_high) {\n";
+  for_each_typed(program, [&](size_t i, const Instruction& instruction, const char* type, bool in_int) {
+    const RangeText range = range_of(instruction, in_int);
+    text += fmt::format("  const {} low{} = {}, high{} = {};\n", type, i, range.low, i, range.high);
+  });
+  return text +
+         fmt::format("  return low{0} ? TileClass::full : high{0} ? TileClass::partial : TileClass::empty;\n}}\n",
+                     program.code.size() - 1);
 }
 
 }  // namespace qkv::mask

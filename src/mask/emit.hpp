@@ -1,4 +1,4 @@
-// A mask printed as CUDA C++, for the kernels that evaluate it on partial tiles.
+// A mask printed as CUDA C++, for the kernels that evaluate it on partial tiles and on parts of them.
 #pragma once
 
 #include <string>
@@ -13,5 +13,13 @@ namespace qkv::mask {
 // ProgramInput. Called with 0 <= query < q_len and 0 <= kv_pos < kv_len only. Arithmetic is int where intervals prove
 // that exact, else long long. Equal programs give equal text.
 std::string emit_cuda(const Program& program);
+
+// The text of
+//     __device__ __forceinline__ TileClass classify(const MaskContext& m, int q_low, int q_high, int kv_low,
+//                                                   int kv_high)
+// for the queries at positions [q_low, q_high] and the keys [kv_low, kv_high]: empty and full are proofs by interval
+// arithmetic, as those of mask::classify. Reads operands of whole requests only: those of single queries and keys, and
+// heads, may be anything. TileClass is {empty, partial, full}.
+std::string emit_tile_class_cuda(const Program& program);
 
 }  // namespace qkv::mask

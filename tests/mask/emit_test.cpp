@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -27,6 +28,8 @@ struct MaskContext {
   const int* operand[kMaxOperands];
 };
 using Visible = bool(const MaskContext&, int q_pos, int kv_pos, int q_head, int query);
+// TileClass as a number, so that no type is shared with the generated file.
+using Classify = int(const MaskContext&, int q_low, int q_high, int kv_low, int kv_high);
 
 // Many masks as one file, and that as a shared object.
 class CompiledMasks {
@@ -44,26 +47,38 @@ class CompiledMasks {
     if (library_ == nullptr) throw std::runtime_error(dlerror());
     functions_ = static_cast<Visible* const*>(dlsym(library_.get(), "masks"));
     if (functions_ == nullptr) throw std::runtime_error(dlerror());
+    classes_ = static_cast<Classify* const*>(dlsym(library_.get(), "classes"));
+    if (classes_ == nullptr) throw std::runtime_error(dlerror());
   }
   ~CompiledMasks() { std::filesystem::remove_all(folder_); }
   CompiledMasks(const CompiledMasks&) = delete;
   CompiledMasks& operator=(const CompiledMasks&) = delete;
 
   Visible& operator[](size_t mask) const { return *functions_[mask]; }
+  Classify& classify(size_t mask) const { return *classes_[mask]; }
 
  private:
   static std::string file_of(const std::vector<Mask>& masks) {
     std::string text =
         "#define __device__\n"
         "#define __forceinline__ inline\n"
-        "struct MaskContext { int request, q_len, kv_len; const int* operand[8]; };\n";
-    std::string table;
+        "struct MaskContext { int request, q_len, kv_len; const int* operand[8]; };\n"
+        "enum class TileClass { empty, partial, full };\n";
+    std::string table, classes;
     for (size_t i = 0; i < masks.size(); ++i) {
-      text += fmt::format("namespace mask_{} {{\n{}}}\n", i, mask::emit_cuda(mask::compile(masks[i])));
+      const mask::Program program = mask::compile(masks[i]);
+      text +=
+          fmt::format("namespace mask_{} {{\n{}{}", i, mask::emit_cuda(program), mask::emit_tile_class_cuda(program));
+      text +=
+          "int as_number(const MaskContext& m, int q_low, int q_high, int kv_low, int kv_high) {\n"
+          "  return int(classify(m, q_low, q_high, kv_low, kv_high));\n}\n}\n";
       table += fmt::format("mask_{}::visible,\n", i);
+      classes += fmt::format("mask_{}::as_number,\n", i);
     }
     return text + "using Visible = bool(const MaskContext&, int, int, int, int);\n" +
-           "extern \"C\" { extern Visible* const masks[] = {\n" + table + "}; }\n";
+           "using Classify = int(const MaskContext&, int, int, int, int);\n" +
+           "extern \"C\" { extern Visible* const masks[] = {\n" + table + "};\n" +
+           "extern Classify* const classes[] = {\n" + classes + "}; }\n";
   }
 
   struct Close {
@@ -73,6 +88,7 @@ class CompiledMasks {
   std::filesystem::path folder_;
   std::unique_ptr<void, Close> library_;
   Visible* const* functions_ = nullptr;
+  Classify* const* classes_ = nullptr;
 };
 
 MaskContext context_of(const Mask& mask, const MaskScene& scene) {
@@ -150,6 +166,79 @@ TEST(EmittedMasks, random_masks_equal_the_definition) {
   for (size_t i = 0; i < masks.size(); ++i) {
     std::mt19937 generator(static_cast<uint32_t>(i));
     expect_definition_in_random_scenes(compiled[i], masks[i], generator);
+  }
+}
+
+// Random ranges: a full one has no hidden pair, an empty one no visible pair, for any head.
+void expect_proofs_in_random_ranges(Classify& classify, const Mask& mask, std::mt19937& generator,
+                                    std::array<int32_t, 3>& counts) {
+  RandomScene random(generator);
+  random.add_operands(operands_of(mask));
+  MaskScene& scene = random.scene;
+  if (scene.q_len == 0 || scene.kv_len == 0) return;
+  const MaskContext context = context_of(mask, scene);
+  const auto draw_range = [&](int32_t length) {
+    const int32_t low = std::uniform_int_distribution<int32_t>(0, length - 1)(generator);
+    return std::pair(low, std::uniform_int_distribution<int32_t>(low, length - 1)(generator));
+  };
+  for (int32_t repeat = 0; repeat < 8; ++repeat) {
+    const auto [q_low, q_high] = draw_range(scene.q_len);
+    const auto [kv_low, kv_high] = draw_range(scene.kv_len);
+    const int32_t before = scene.kv_len - scene.q_len;
+    const int32_t found = classify(context, q_low + before, q_high + before, kv_low, kv_high);
+    ++counts.at(found);
+    if (found == 1) continue;
+    for (scene.q_head = 0; scene.q_head < 8; ++scene.q_head) {
+      for (int32_t query = q_low; query <= q_high; ++query) {
+        for (int32_t key = kv_low; key <= kv_high; ++key) {
+          ASSERT_EQ(is_visible(mask, scene, query, key), found == 2) << mask.text();
+        }
+      }
+    }
+  }
+}
+
+TEST(EmittedMasks, classes_of_random_ranges_are_proofs) {
+  std::vector<Mask> masks = draw_masks(500);
+  for (const Mask& mask : built_ins()) masks.push_back(mask);
+  const CompiledMasks compiled(masks);
+  std::array<int32_t, 3> counts{};
+  for (size_t i = 0; i < masks.size(); ++i) {
+    std::mt19937 generator(static_cast<uint32_t>(i));
+    for (int32_t repeat = 0; repeat < 4; ++repeat) {
+      expect_proofs_in_random_ranges(compiled.classify(i), masks[i], generator, counts);
+    }
+  }
+  EXPECT_GT(counts[0], 500);
+  EXPECT_GT(counts[2], 500);
+}
+
+// Where single queries and keys bring no operands, a class is as sharp as the host's.
+TEST(EmittedMasks, classes_of_built_ins_equal_those_of_the_host) {
+  std::vector<Mask> masks;
+  for (const Mask& mask : built_ins()) {
+    const std::vector<OperandDeclaration> operands = operands_of(mask);
+    const bool is_sharp = std::all_of(operands.begin(), operands.end(), [](const OperandDeclaration& operand) {
+      return operand.scope == OperandScope::request;
+    });
+    if (is_sharp) masks.push_back(mask);
+  }
+  ASSERT_GE(masks.size(), 9U);
+  const CompiledMasks compiled(masks);
+  std::mt19937 generator(3);
+  for (size_t i = 0; i < masks.size(); ++i) {
+    RandomScene random(generator);
+    random.scene.q_len = 9;
+    random.scene.kv_len = 17;
+    random.add_operands(operands_of(masks[i]));
+    const MaskContext context = context_of(masks[i], random.scene);
+    for (int32_t q_low = 0; q_low < 9; q_low += 3) {
+      for (int32_t kv_low = 0; kv_low < 17; ++kv_low) {
+        const TileClass expected = classify_tile(masks[i], random.scene, q_low, q_low + 3, kv_low, kv_low + 1);
+        EXPECT_EQ(compiled.classify(i)(context, q_low + 8, q_low + 10, kv_low, kv_low), static_cast<int>(expected))
+            << masks[i].text() << " queries from " << q_low << ", key " << kv_low;
+      }
+    }
   }
 }
 

@@ -1,12 +1,17 @@
-// What the mask function is given. A kernel's text includes this before the generated function
+// What the mask functions are given. A kernel's text includes this before the generated functions
 //     __device__ __forceinline__ bool visible(const MaskContext& m, int q_pos, int kv_pos, int q_head, int query)
-// which lies in qkv::cuda, too, and is called with tokens and keys that the request has, and no others.
+//     __device__ __forceinline__ TileClass classify(const MaskContext& m, int q_low, int q_high, int kv_low,
+//                                                   int kv_high)
+// which lie in qkv::cuda, too. The first is called with tokens and keys that the request has, and no others; the second
+// tells what it would say of a range of each (both ends belong to it): empty and full are certain.
 #pragma once
 
 #include "params.hpp"
 #include "seq_info.cuh"
 
 namespace qkv::cuda {
+
+enum class TileClass { empty, partial, full };
 
 enum MaskScope { kMaskScopeRequest = 0, kMaskScopeQuery = 1, kMaskScopeKey = 2 };
 
@@ -36,6 +41,13 @@ __device__ __forceinline__ bool is_visible(const Context& context, int q_pos, in
     return visible(context, q_pos, kv_pos, key::mask_by_head ? row.q_head : 0, row.query);
   }
   return true;
+}
+
+template <typename Context>
+__device__ __forceinline__ TileClass classify_range(const Context& context, int q_low, int q_high, int kv_low,
+                                                    int kv_high) {
+  if constexpr (key::mask) return classify(context, q_low, q_high, kv_low, kv_high);
+  return TileClass::full;
 }
 
 }  // namespace qkv::cuda
