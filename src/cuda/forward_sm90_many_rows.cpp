@@ -8,32 +8,33 @@
 namespace qkv::cuda {
 namespace {
 
-constexpr int64_t kBlock = index::kManyRowsSwizzleColumns;  // columns of a swizzled block
 constexpr auto kPromotion = jit::CUtensorMapL2promotion::bytes_256;
 
 jit::CUtensorMap query_map(const plan::ForwardCall& call) {
   const Tensor& query = call.query;
   const int64_t group = call.layer.group_size();
   const bool by_box = index::many_rows_query_by_box(static_cast<int>(group));
-  const int64_t blocks = call.layer.head_dim / kBlock;
+  const int32_t columns = index::many_rows_block_columns(call.layer.head_dim);
+  const int64_t blocks = call.layer.head_dim / columns;
   return make_tensor_map(query.data, query.dtype,
-                         {{{kBlock, 1, static_cast<int32_t>(kBlock)},
+                         {{{columns, 1, columns},
                            {group, query.stride[1], static_cast<int32_t>(by_box ? group : 1)},
                            {call.plan.num_tokens, query.stride[0],
                             static_cast<int32_t>(by_box ? index::kManyRowsRowsPerConsumer / group : 1)},
-                           {blocks, kBlock, static_cast<int32_t>(by_box ? blocks : 1)},
+                           {blocks, columns, static_cast<int32_t>(by_box ? blocks : 1)},
                            {call.layer.num_kv_heads, query.stride[1] * group, 1}}},
                          kPromotion, "query");
 }
 
 // Dense keys are one page that holds them all.
-jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, int32_t box_rows, int32_t box_blocks,
+jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int32_t dim, int32_t box_rows, int32_t box_blocks,
                            const char* name) {
+  const int32_t columns = index::many_rows_block_columns(dim);
   const int32_t token_axis = paged ? 1 : 0;
   return make_tensor_map(pages.data, pages.dtype,
-                         {{{kBlock, 1, static_cast<int32_t>(kBlock)},
+                         {{{columns, 1, columns},
                            {pages.shape[token_axis], pages.stride[token_axis], box_rows},
-                           {dim / kBlock, kBlock, box_blocks},
+                           {dim / columns, columns, box_blocks},
                            {pages.shape[token_axis + 1], pages.stride[token_axis + 1], 1},
                            {paged ? pages.shape[0] : 1, paged ? pages.stride[0] : 0, 1}}},
                          kPromotion, name);
@@ -63,8 +64,8 @@ void ForwardSm90ManyRows::run(const plan::ForwardCall& call, const ForwardParams
   const ManyRowsParams many{cta_begin};
   const jit::CUtensorMap query = query_map(call);
   const jit::CUtensorMap key = pages_map(call.key, paged, layer.head_dim, box_rows, key_blocks, "key");
-  const jit::CUtensorMap value = pages_map(call.value, paged, layer.value_dim(), box_rows,
-                                           static_cast<int32_t>(layer.value_dim() / kBlock), "value");
+  const int32_t value_blocks = layer.value_dim() / index::many_rows_block_columns(layer.value_dim());
+  const jit::CUtensorMap value = pages_map(call.value, paged, layer.value_dim(), box_rows, value_blocks, "value");
   const auto shared_bytes =
       static_cast<uint32_t>(index::many_rows_layout(shape_, layer.head_dim, layer.value_dim()).bytes);
   launch(*kernel_,

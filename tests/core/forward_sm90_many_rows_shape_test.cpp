@@ -8,7 +8,7 @@
 namespace qkv::index {
 namespace {
 
-constexpr std::pair<int, int> kHeadSizes[] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}};
+constexpr std::pair<int, int> kHeadSizes[] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
 constexpr int kSharedBytes = 232448;  // of a CTA on sm_90
 
 TEST(many_rows_shape, fits_registers_and_shared_memory) {
@@ -25,7 +25,7 @@ TEST(many_rows_shape, fits_registers_and_shared_memory) {
   }
 }
 
-// Swizzled blocks of 64 columns begin at multiples of 1024, and nothing overlaps.
+// Swizzled blocks begin at multiples of 1024, and nothing overlaps.
 TEST(many_rows_layout, regions_follow_one_another_on_swizzle_boundaries) {
   for (const auto& [head_dim, head_dim_v] : kHeadSizes) {
     const ManyRowsShape shape = many_rows_shape(head_dim, head_dim_v);
@@ -35,8 +35,11 @@ TEST(many_rows_layout, regions_follow_one_another_on_swizzle_boundaries) {
     EXPECT_EQ(layout.value_begin - layout.key_begin, kManyRowsStages * shape.tile_kv * head_dim * 2);
     EXPECT_EQ(layout.control_begin - layout.value_begin, kManyRowsStages * shape.tile_kv * head_dim_v * 2);
     EXPECT_EQ(layout.bytes - layout.control_begin, kManyRowsControlBytes);
-    EXPECT_EQ(layout.query_slot_bytes % 1024, 0);
-    EXPECT_EQ(shape.tile_kv * 128 % 1024, 0);
+    EXPECT_EQ(kManyRowsRowsPerConsumer * many_rows_block_columns(head_dim) * 2 % 1024, 0);
+    EXPECT_EQ(shape.tile_kv * many_rows_block_columns(head_dim) * 2 % 1024, 0);
+    EXPECT_EQ(16 * many_rows_block_columns(head_dim_v) * 2 % 1024, 0);
+    EXPECT_EQ(head_dim % many_rows_block_columns(head_dim), 0);
+    EXPECT_EQ(head_dim_v % many_rows_block_columns(head_dim_v), 0);
   }
 }
 
@@ -44,7 +47,9 @@ TEST(many_rows_supports, tuned_head_sizes_and_pages_of_sixteen) {
   EXPECT_TRUE(many_rows_supports(192, 128, 0));
   EXPECT_TRUE(many_rows_supports(128, 128, 48));
   EXPECT_FALSE(many_rows_supports(128, 128, 8));
-  EXPECT_FALSE(many_rows_supports(96, 96, 16));
+  EXPECT_TRUE(many_rows_supports(96, 96, 16));
+  EXPECT_FALSE(many_rows_supports(80, 80, 16));
+  EXPECT_FALSE(many_rows_supports(96, 64, 16));
   EXPECT_FALSE(many_rows_supports(128, 192, 16));
 }
 
@@ -70,6 +75,7 @@ TEST(many_rows_key_box_blocks, all_where_a_page_holds_whole_tiles) {
   EXPECT_EQ(many_rows_key_box_blocks(128, 256, 128), 2);
   EXPECT_EQ(many_rows_key_box_blocks(128, 64, 128), 1);
   EXPECT_EQ(many_rows_key_box_blocks(256, 16, 64), 1);
+  EXPECT_EQ(many_rows_key_box_blocks(96, 0, 128), 3);
 }
 
 TEST(many_rows_query_by_box, where_rows_of_a_warpgroup_are_whole_tokens) {
@@ -77,18 +83,22 @@ TEST(many_rows_query_by_box, where_rows_of_a_warpgroup_are_whole_tokens) {
   for (const int group_size : {3, 5, 6, 7, 12, 71, 128}) EXPECT_FALSE(many_rows_query_by_box(group_size));
 }
 
-// The hardware's rule: address bits 4-6 are those of the plain address, XORed with its bits 7-9.
-TEST(swizzle_128_bytes, equals_the_rule_on_address_bits) {
-  std::set<int> seen;
-  for (int row = 0; row < 256; ++row) {
-    for (int chunk = 0; chunk < 8; ++chunk) {
-      const int plain = row * 128 + chunk * 16;
-      const int expected = plain ^ ((plain >> 7 & 7) << 4);
-      EXPECT_EQ(swizzle_128_bytes(row, chunk), expected);
-      seen.insert(swizzle_128_bytes(row, chunk));
+// The hardware's rule: address bits 4-6 (of the 64-byte swizzle, 4-5) are those of the plain address, XORed with its
+// bits 7-9 (7-8).
+TEST(swizzled_offset, equals_the_rule_on_address_bits) {
+  for (const int block_columns : {64, 32}) {
+    const int chunks = block_columns / 8;
+    std::set<int> seen;
+    for (int row = 0; row < 256; ++row) {
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const int plain = row * block_columns * 2 + chunk * 16;
+        const int expected = plain ^ ((plain >> 7 & (chunks - 1)) << 4);
+        EXPECT_EQ(swizzled_offset(row, chunk, block_columns), expected);
+        seen.insert(expected);
+      }
     }
+    EXPECT_EQ(seen.size(), static_cast<size_t>(256 * chunks));
   }
-  EXPECT_EQ(seen.size(), 256u * 8);
 }
 
 // Row and column of m64nNk16 accumulators as the PTX manual has them: warp w rows 16w …, lane l row l/4 and that + 8,

@@ -34,6 +34,7 @@ std::vector<LayerSpec> matrix() {
       gpu_layer(3, 72, 72, CacheSpec{1}),    gpu_layer(7, 512, 512, CacheSpec{19}),
       gpu_layer(71, 64, 64, CacheSpec{16}),  gpu_layer(4, 128, 128, CacheSpec{16}),
       gpu_layer(4, 128, 128, std::nullopt),  gpu_layer(2, 96, 40, CacheSpec{32}),
+      gpu_layer(1, 96, 96, CacheSpec{16}),   gpu_layer(5, 96, 96, std::nullopt),
   };
   layers[1].mask = mask::everything();
   layers[2].mask = mask::prefix_lm(1023, true);
@@ -46,6 +47,7 @@ std::vector<LayerSpec> matrix() {
   layers[7].alibi_slopes.assign(8, 0.5F);
   layers[8].mask = mask::document() & mask::rswa(64);
   layers[8].output_dtype = DType::f32;
+  layers[11].alibi_per_request = true;
   return layers;
 }
 

@@ -81,6 +81,19 @@ TEST_F(gpu, few_rows_of_every_tile_and_join) {
   }
 }
 
+// Many rows: the head sizes that Hopper has a kernel for, dense, by pages that hold no whole step, and of one that
+// holds several; items whose first one is short; warpgroups that see all of a step beside others that do not.
+TEST_F(gpu, many_rows_of_every_tuned_head_size) {
+  for (const auto& [head_dim, head_dim_v, page_size] :
+       {std::array{64, 64, 48}, {96, 96, 16}, {96, 96, 0}, {128, 128, 256}, {192, 128, 0}, {256, 256, 16}}) {
+    auto c = bf16(case_of(page_size == 48 ? 6 : 8, 2, head_dim, {500, 333, 60}, {500, 700, 60}, page_size > 0));
+    c.layer.head_dim_v = head_dim_v;
+    if (page_size > 0) c.layer.cache = CacheSpec{page_size};
+    if (page_size == 16) c.layer.mask = mask::window(150, 20);
+    expect_agrees_on_gpu(c);
+  }
+}
+
 TEST_F(gpu, casebook_055_no_keys_at_all) {
   for (const int32_t q_len : {1, 35}) {
     for (const bool cache : {true, false}) {

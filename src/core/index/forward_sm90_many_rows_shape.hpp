@@ -18,22 +18,25 @@ constexpr int kManyRowsStages = 2;  // of keys, and of values
 constexpr int kManyRowsRowsPerConsumer = 64;
 constexpr int kManyRowsControlBytes = 1024;  // barriers, steps, item records
 constexpr long long kManyRowsSectionBytes = 8ll << 20;
-constexpr int kManyRowsSwizzleColumns = 64;  // 16-bit columns of a 128-byte swizzled block
 
-// Registers decide (240 a thread for two consumers, 160 for three): output dim_v/2, scores tile_kv/2, weights
-// tile_kv/4 each, together at most registers - 28. At 64 columns softmax needs a third warpgroup to hide behind.
+// Registers decide (232 a thread for two consumers, 160 for three): output dim_v/2, scores tile_kv/2, weights
+// tile_kv/4 each, together at most registers - 28. At 64 columns softmax needs a third warpgroup to hide behind; at 256
+// it is short beside the products, and turns cost more than they order.
 QKV_HOST_DEVICE constexpr ManyRowsShape many_rows_shape(int head_dim, int head_dim_v) {
   if (head_dim <= 64 && head_dim_v <= 64) return {3, 128, 1, 2, true};
   if (head_dim <= 128 && head_dim_v <= 128) return {2, 128, 2, 2, true};
   if (head_dim <= 192 && head_dim_v <= 128) return {2, 128, 2, 1, true};
-  return {2, 64, 2, 1, true};
+  return {2, 64, 2, 1, false};
 }
 
 QKV_HOST_DEVICE constexpr bool many_rows_supports(int head_dim, int head_dim_v, int page_size) {
-  const bool heads = (head_dim == head_dim_v && (head_dim == 64 || head_dim == 128 || head_dim == 256)) ||
-                     (head_dim == 192 && head_dim_v == 128);
+  const bool alike = head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+  const bool heads = head_dim == head_dim_v ? alike : head_dim == 192 && head_dim_v == 128;
   return heads && page_size % 16 == 0;  // 0 = dense
 }
+
+// Tiles are blocks of as many 16-bit columns, the rows of a block one after another under the swizzle of their bytes.
+QKV_HOST_DEVICE constexpr int many_rows_block_columns(int dim) { return dim % 64 == 0 ? 64 : 32; }
 
 QKV_HOST_DEVICE constexpr int many_rows_tile_q(const ManyRowsShape& shape) {
   return shape.consumers * kManyRowsRowsPerConsumer;
@@ -60,7 +63,7 @@ QKV_HOST_DEVICE constexpr int many_rows_box_rows(int page_size, int tile_kv) {
 // Column blocks that one box of keys covers: all where it holds a whole tile, else one, since keys must lie
 // [block][row] over the whole tile. Values may lie [box][block][row]: a box always covers all of their blocks.
 QKV_HOST_DEVICE constexpr int many_rows_key_box_blocks(int head_dim, int page_size, int tile_kv) {
-  return many_rows_box_rows(page_size, tile_kv) == tile_kv ? head_dim / kManyRowsSwizzleColumns : 1;
+  return many_rows_box_rows(page_size, tile_kv) == tile_kv ? head_dim / many_rows_block_columns(head_dim) : 1;
 }
 
 struct ManyRowsLayout {
@@ -80,9 +83,13 @@ QKV_HOST_DEVICE constexpr ManyRowsLayout many_rows_layout(const ManyRowsShape& s
   return layout;
 }
 
-// Byte offset of a 16-byte chunk in a block of rows of 128 bytes under the 128-byte swizzle (blocks begin at
-// multiples of 1024).
-QKV_HOST_DEVICE constexpr int swizzle_128_bytes(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
+// Byte offset of a 16-byte chunk in a block under the swizzle of its row's bytes, 128 or 64 (blocks begin at multiples
+// of 1024): the chunk's number is XORed with that of the 128-byte line.
+QKV_HOST_DEVICE constexpr int swizzled_offset(int row, int chunk, int block_columns) {
+  const int chunks = block_columns / 8;
+  const int line = row * chunks / 8;
+  return (row * chunks + (chunk ^ (line % chunks))) * 16;
+}
 
 // Accumulator element i of a thread of a warpgroup (64 rows): its row and column.
 QKV_HOST_DEVICE constexpr int accumulator_row(int thread, int i) {

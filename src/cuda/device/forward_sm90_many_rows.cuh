@@ -32,6 +32,8 @@ constexpr index::ManyRowsLayout kLayout = index::many_rows_layout(kShape, key::h
 constexpr int kThreads = index::many_rows_threads(kShape);
 constexpr int kConsumers = kShape.consumers;
 constexpr int kTileKv = kShape.tile_kv;
+constexpr int kKeyColumns = index::many_rows_block_columns(key::head_dim);
+constexpr int kValueColumns = index::many_rows_block_columns(key::head_dim_v);
 constexpr int kConsumerQueryBytes = 64 * key::head_dim * 2;
 // Entry registers x threads = what all warps may hold together: 168 x 384, 128 x 512.
 constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
@@ -50,7 +52,7 @@ class Consumer {
         consumer_(consumer),
         queries_(tile::descriptor_k_major(memory + consumer * kConsumerQueryBytes)),
         keys_(tile::descriptor_k_major(memory + kLayout.key_begin)),
-        values_(tile::descriptor_n_major(memory + kLayout.value_begin, tile::kBoxRows)),
+        values_(tile::descriptor_n_major<kValueColumns>(memory + kLayout.value_begin, tile::kBoxRows)),
         values_address_(memory + kLayout.value_begin) {}
 
   __device__ __forceinline__ void run() {
@@ -63,7 +65,7 @@ class Consumer {
     ptx::wgmma_wait_group<0>();
     ptx::pin(scores_);
     release_keys<0>(step_);
-    weigh<0>(step_);
+    weigh<0, true>(step_);
     while (run_step<0>() && run_step<1>()) phase_ ^= 1;
     store_item(items_, softmax_);
   }
@@ -124,7 +126,8 @@ class Consumer {
     multiply_values<kStage>(step);
     pass_turn();
     if (!more) return drain();
-    ptx::wgmma_wait_group<1>();
+    // ptxas moves score terms before the second wait, where their registers spill: then one wait for both.
+    ptx::wgmma_wait_group<kTransformsScores ? 0 : 1>();
     ptx::pin(scores_);
     release_keys<kNext>(step_);
     ptx::wgmma_wait_group<0>();
@@ -164,15 +167,15 @@ class Consumer {
   }
 
   // Scores to packed weights.
-  template <int kBuffer>
+  template <int kBuffer, bool kFirst = false>
   __device__ __forceinline__ void weigh(const Step& step) {
-    const bool first = step.bits & kStepFirst;
+    const bool first = kFirst || (step.bits & kStepFirst) != 0;
     if (first) {
       ended_ = softmax_;
       softmax_ = tile::LazySoftmax();
     }
     if constexpr (kTransformsScores) transform(step);
-    if ((step.bits & (kStepKeys | kStepPartial)) != kTileKv) hide(step);
+    if ((step.bits >> consumer_ & kStepHides) != 0) hide(step);
     moved_ = softmax_.weigh<key::is_bf16>(scores_, score_factor(), first, weights_[kBuffer], decay_);
   }
 
@@ -187,8 +190,9 @@ class Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < key::head_dim / 16; ++k) {
-      ptx::wgmma_k16_ss<key::is_bf16>(scores_, queries + tile::k_major_step(k, 64),
-                                      keys_ + kStage * kStageStep + tile::k_major_step(k, kTileKv), k > 0);
+      ptx::wgmma_k16_ss<key::is_bf16, tile::kDescriptorHigh<kKeyColumns>>(
+          scores_, queries + tile::k_major_step<kKeyColumns>(k, 64),
+          keys_ + kStage * kStageStep + tile::k_major_step<kKeyColumns>(k, kTileKv), k > 0);
     }
   }
 
@@ -205,9 +209,9 @@ class Consumer {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTileKv / 16; ++k) {
-      ptx::wgmma_k16_rs_transposed<key::is_bf16>(
+      ptx::wgmma_k16_rs_transposed<key::is_bf16, tile::kDescriptorHigh<kValueColumns>>(
           output_, &weights_[kBuffer][4 * k],
-          values_ + kStage * kStageStep + tile::n_major_step(k, tile::kBoxRows, key::head_dim_v),
+          values_ + kStage * kStageStep + tile::n_major_step<kValueColumns>(k, tile::kBoxRows, key::head_dim_v),
           k > 0 ? 1 : continues);
     }
     ptx::wgmma_commit_group();
@@ -216,10 +220,12 @@ class Consumer {
   // Values behind the last key have weight 0, but whatever lies there may be NaN. Every consumer writes the same zeros.
   __device__ __forceinline__ void clear_values(unsigned stage, int keys) {
     constexpr int kRowChunks = key::head_dim_v / 8;
+    constexpr int kBlockChunks = kValueColumns / 8;
+    constexpr int kBoxChunks = tile::kBoxRows * kRowChunks;
     for (int i = keys * kRowChunks + threadIdx.x % 128; i < kTileKv * kRowChunks; i += 128) {
       const int row = i / kRowChunks, chunk = i % kRowChunks;
-      const unsigned address = stage + row / tile::kBoxRows * (tile::kBoxRows * key::head_dim_v * 2) +
-                               chunk / 8 * (tile::kBoxRows * 128) + row % tile::kBoxRows * 128 + chunk % 8 * 16;
+      const int in_box = (chunk / kBlockChunks * tile::kBoxRows + row % tile::kBoxRows) * kBlockChunks;
+      const unsigned address = stage + (row / tile::kBoxRows * kBoxChunks + in_box + chunk % kBlockChunks) * 16;
       ptx::store_shared_zero_16(address);
     }
     ptx::fence_proxy_async();
@@ -242,14 +248,10 @@ class Consumer {
     for (int i = 0; i < kTileKv / 2; ++i) f(scores_[i], i >> 1 & 1, index::accumulator_column(threadIdx.x % 4, i));
   }
 
-  __device__ __forceinline__ int row(int r) const {
-    return consumer_ * 64 + index::accumulator_row(threadIdx.x % 128, 2 * r);
-  }
-
   // The row, or the item's last where there is none: computed, never stored.
-  __device__ __forceinline__ RowInfo row_info(const WorkItem& item, int r) const {
-    const int last = (item.query_end - item.query_begin) * key::group_size - 1;
-    return RowInfo::of<key::group_size>(item, min(row(r), last));
+  __device__ __forceinline__ RowInfo row_info(const WorkItem& item, int num_rows, int r) const {
+    const int row = consumer_ * 64 + index::accumulator_row(ptx::read_thread_index() % 128, 2 * r);
+    return RowInfo::of<key::group_size>(item, min(row, num_rows - 1));
   }
 
   __device__ __forceinline__ void transform(const Step& step) {
@@ -259,7 +261,7 @@ class Consumer {
       const ItemRecord& of = record(items_);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const RowInfo info = row_info(of.item, r);
+        const RowInfo info = row_info(of.item, of.num_rows, r);
         slope[r] = kLog2e * params_.alibi_slopes[of.item.request * params_.alibi_request_stride + info.q_head];
         distance[r] = info.query + of.kv_len - of.q_len - step.kv_begin;
       }
@@ -287,7 +289,7 @@ class Consumer {
       const WorkItem item = of.item;
       const SeqInfo seq(of.token_begin, of.q_len, of.kv_len, 0);
       const MaskContext context(params_, seq, item.request);
-      const RowInfo info[2] = {row_info(item, 0), row_info(item, 1)};
+      const RowInfo info[2] = {row_info(item, of.num_rows, 0), row_info(item, of.num_rows, 1)};
       const int q_pos[2] = {seq.q_pos(info[0].query), seq.q_pos(info[1].query)};
       for_each_score([&](float& score, int r, int offset) {
         const bool asks = kAskAll || offset < keys;

@@ -18,21 +18,24 @@ struct Step {
   int kv_begin;
   unsigned bits;  // keys that count (kStepKeys), and flags
 };
-constexpr unsigned kStepKeys = 0xFFFF;
-constexpr unsigned kStepPartial = 1u << 16;  // some row does not see some key
-constexpr unsigned kStepFirst = 1u << 17;    // of its item
-constexpr unsigned kStepLast = 1u << 18;     // of its item
-constexpr unsigned kStepFinal = 1u << 19;    // of the CTA's stream
+constexpr unsigned kStepKeys = 0xFF;
+constexpr unsigned kStepPartial = 1u << 8;  // some row of the item does not see some key
+constexpr unsigned kStepFirst = 1u << 9;    // of its item
+constexpr unsigned kStepLast = 1u << 10;    // of its item
+constexpr unsigned kStepFinal = 1u << 11;   // of the CTA's stream
+constexpr unsigned kStepHides = 1u << 16;   // << consumer: of its rows, some do not see all keys of a whole step
 
-// An item and what its request adds. The loader writes it word by word, see kRecord….
+// An item, what its request adds, and where its row 0 goes. Words 0 to 7 are written lane by lane.
 struct ItemRecord {
   WorkItem item;
-  int token_begin;
+  int token_begin;  // of the request
   int q_len;
   int kv_len;
-  int unused[5];
+  int num_rows;
+  long long out_offset;  // in ForwardParams::out, or in state_out
+  long long lse_offset;  // in lse, or in state_lse
 };
-constexpr int kRecordTokenBegin = 8, kRecordQLen = 9, kRecordKvLen = 10, kRecordWords = 11;
+constexpr int kRecordTokenBegin = 8, kRecordQLen = 9, kRecordKvLen = 10;
 
 // A record is read until its item's rows are stored. The loader writes the fourth after it later than that.
 constexpr int kItemRecords = 4;

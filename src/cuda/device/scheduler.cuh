@@ -12,7 +12,7 @@ constexpr unsigned kAllLanes = 0xFFFFFFFFu;
 
 // Words of WorkItem.
 constexpr int kWordRequest = 0, kWordKvHead = 1, kWordQueryBegin = 2, kWordQueryEnd = 3, kWordSegmentBegin = 4,
-              kWordSegmentEnd = 5, kWordFirst = 8;
+              kWordSegmentEnd = 5, kWordFirst = 8, kWordQLen = 9, kWordKvLen = 10;
 static_assert(sizeof(WorkItem) == 32);
 
 __device__ __forceinline__ int lane_index() { return threadIdx.x % 32; }
@@ -42,20 +42,27 @@ __device__ __forceinline__ SegmentLanes load_segments(const ForwardParams& param
   return lanes;
 }
 
-// visit(word, step) for each step of this CTA, where lane l < 8 of `word` holds word l of the item and lane
-// kWordFirst the request's first page-table entry, or, dense, its first key. An item whose rows see nothing has one
-// step without keys.
+// Lane l < 8: word l of the item. Then of its request: first page-table entry or, dense, first key; lengths.
+__device__ __forceinline__ int load_request_words(const ForwardParams& params, int word) {
+  const int request = lane_word(word, kWordRequest);
+  const int lane = lane_index();
+  if (lane == kWordFirst) word = static_cast<int>(params.page_start[request]);
+  if (lane == kWordQLen) word = params.query_start_loc[request + 1] - params.query_start_loc[request];
+  if (lane == kWordKvLen) word = params.seq_lens[request];
+  return word;
+}
+
+// visit(word, step) for each step of this CTA, with the words of load_request_words. An item whose rows see nothing
+// has one step without keys.
 template <int kTileKv, class Visit>
 __device__ __forceinline__ void walk_steps(const ForwardParams& params, const ManyRowsParams& many, Visit&& visit) {
   const int end = many.cta_begin[blockIdx.x + 1];
   int position = many.cta_begin[blockIdx.x];
   int word_next = load_item_word(params, position, end);
   while (position < end) {
-    int word = word_next;
+    const int word = load_request_words(params, word_next);
     ++position;
     word_next = load_item_word(params, position, end);
-    const int request = lane_word(word, kWordRequest);
-    if (lane_index() == kWordFirst) word = static_cast<int>(params.page_start[request]);
     int index = lane_word(word, kWordSegmentBegin);
     unsigned flags = kStepFirst;
     SegmentLanes lanes;

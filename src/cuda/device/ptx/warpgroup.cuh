@@ -15,11 +15,23 @@ __device__ __forceinline__ void mbarrier_arrive(unsigned barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// threadIdx.x, read anew: no register holds it meanwhile.
+// threadIdx.x, read anew: what is computed from it is not kept in registers over a loop.
 __device__ __forceinline__ int read_thread_index() {
   int thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
+}
+
+// a·b + c in pairs of 16-bit floats
+template <bool kBf16>
+__device__ __forceinline__ unsigned fma_16x2(unsigned a, unsigned b, unsigned c) {
+  unsigned d;
+  if constexpr (kBf16) {
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  } else {
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  }
+  return d;
 }
 
 __device__ __forceinline__ void store_shared_zero_16(unsigned address) {

@@ -2,9 +2,9 @@
 // size.
 //   wgmma_k16_ss             a [64, 16] and b [n, 16], both K-major in shared memory (queries · keysᵀ)
 //   wgmma_k16_rs_transposed  a [64, 16] in registers, b [16, n] N-major in shared memory (weights · values)
-// Operands in shared memory are given by the low halves of their descriptors (tile/descriptor.cuh); the high half is
-// 0x40000040 everywhere: 128-byte swizzle, 1024 bytes between groups of eight rows. Built from halves inside the asm,
-// since a 64-bit sum outside costs vector instructions for each product. accumulate = 0 overwrites d.
+// Operands in shared memory are given by the low halves of their descriptors; kHigh is the high half, a constant
+// (tile/descriptor.cuh). Built from halves inside the asm, since a 64-bit sum outside costs vector instructions for
+// each product. accumulate = 0 overwrites d.
 #pragma once
 
 namespace qkv::cuda::ptx {
@@ -32,11 +32,11 @@ __device__ __forceinline__ void pin(unsigned (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i]));
 }
 
-template <bool kBf16>
+template <bool kBf16, unsigned kHigh>
 __device__ __forceinline__ void wgmma_k16_ss(float (&d)[32], unsigned a, unsigned b, int accumulate) {
   if constexpr (kBf16) {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 x, y;\nsetp.ne.b32 p, %34, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 x, y;\nsetp.ne.b32 p, %34, 0;\nmov.b32 h, %35;\n"
         "mov.b64 x, {%32, h};\nmov.b64 y, {%33, h};\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -46,10 +46,10 @@ __device__ __forceinline__ void wgmma_k16_ss(float (&d)[32], unsigned a, unsigne
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
           "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a), "r"(b), "r"(accumulate));
+        : "r"(a), "r"(b), "r"(accumulate), "n"(kHigh));
   } else {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 x, y;\nsetp.ne.b32 p, %34, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 x, y;\nsetp.ne.b32 p, %34, 0;\nmov.b32 h, %35;\n"
         "mov.b64 x, {%32, h};\nmov.b64 y, {%33, h};\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -59,15 +59,15 @@ __device__ __forceinline__ void wgmma_k16_ss(float (&d)[32], unsigned a, unsigne
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
           "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a), "r"(b), "r"(accumulate));
+        : "r"(a), "r"(b), "r"(accumulate), "n"(kHigh));
   }
 }
 
-template <bool kBf16>
+template <bool kBf16, unsigned kHigh>
 __device__ __forceinline__ void wgmma_k16_ss(float (&d)[64], unsigned a, unsigned b, int accumulate) {
   if constexpr (kBf16) {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 x, y;\nsetp.ne.b32 p, %66, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 x, y;\nsetp.ne.b32 p, %66, 0;\nmov.b32 h, %67;\n"
         "mov.b64 x, {%64, h};\nmov.b64 y, {%65, h};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -83,10 +83,10 @@ __device__ __forceinline__ void wgmma_k16_ss(float (&d)[64], unsigned a, unsigne
           "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a), "r"(b), "r"(accumulate));
+        : "r"(a), "r"(b), "r"(accumulate), "n"(kHigh));
   } else {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 x, y;\nsetp.ne.b32 p, %66, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 x, y;\nsetp.ne.b32 p, %66, 0;\nmov.b32 h, %67;\n"
         "mov.b64 x, {%64, h};\nmov.b64 y, {%65, h};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -102,15 +102,15 @@ __device__ __forceinline__ void wgmma_k16_ss(float (&d)[64], unsigned a, unsigne
           "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a), "r"(b), "r"(accumulate));
+        : "r"(a), "r"(b), "r"(accumulate), "n"(kHigh));
   }
 }
 
-template <bool kBf16>
+template <bool kBf16, unsigned kHigh>
 __device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[32], const unsigned* a, unsigned b, int accumulate) {
   if constexpr (kBf16) {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %37, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %37, 0;\nmov.b32 h, %38;\n"
         "mov.b64 y, {%36, h};\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -120,10 +120,10 @@ __device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[32], const un
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
           "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kHigh));
   } else {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %37, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %37, 0;\nmov.b32 h, %38;\n"
         "mov.b64 y, {%36, h};\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -133,15 +133,52 @@ __device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[32], const un
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
           "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kHigh));
   }
 }
 
-template <bool kBf16>
+template <bool kBf16, unsigned kHigh>
+__device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[48], const unsigned* a, unsigned b, int accumulate) {
+  if constexpr (kBf16) {
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %53, 0;\nmov.b32 h, %54;\n"
+        "mov.b64 y, {%52, h};\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47"
+        "}, {%48, %49, %50, %51}, y, p, 1, 1, 1;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
+          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
+          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kHigh));
+  } else {
+    asm volatile(
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %53, 0;\nmov.b32 h, %54;\n"
+        "mov.b64 y, {%52, h};\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.f16.f16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
+        "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, "
+        "%40, %41, %42, %43, %44, %45, %46, %47"
+        "}, {%48, %49, %50, %51}, y, p, 1, 1, 1;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
+          "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
+          "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
+          "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
+          "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kHigh));
+  }
+}
+
+template <bool kBf16, unsigned kHigh>
 __device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[64], const unsigned* a, unsigned b, int accumulate) {
   if constexpr (kBf16) {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %69, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %69, 0;\nmov.b32 h, %70;\n"
         "mov.b64 y, {%68, h};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -157,10 +194,10 @@ __device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[64], const un
           "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kHigh));
   } else {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %69, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %69, 0;\nmov.b32 h, %70;\n"
         "mov.b64 y, {%68, h};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -176,16 +213,16 @@ __device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[64], const un
           "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kHigh));
   }
 }
 
-template <bool kBf16>
+template <bool kBf16, unsigned kHigh>
 __device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[128], const unsigned* a, unsigned b,
                                                         int accumulate) {
   if constexpr (kBf16) {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %133, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %133, 0;\nmov.b32 h, %134;\n"
         "mov.b64 y, {%132, h};\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -213,10 +250,10 @@ __device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[128], const u
           "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]),
           "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]),
           "+f"(d[126]), "+f"(d[127])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kHigh));
   } else {
     asm volatile(
-        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %133, 0;\nmov.b32 h, 0x40000040;\n"
+        "{\n.reg .pred p;\n.reg .b32 h;\n.reg .b64 y;\nsetp.ne.b32 p, %133, 0;\nmov.b32 h, %134;\n"
         "mov.b64 y, {%132, h};\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "
@@ -244,7 +281,7 @@ __device__ __forceinline__ void wgmma_k16_rs_transposed(float (&d)[128], const u
           "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115]), "+f"(d[116]), "+f"(d[117]), "+f"(d[118]),
           "+f"(d[119]), "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123]), "+f"(d[124]), "+f"(d[125]),
           "+f"(d[126]), "+f"(d[127])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(accumulate), "n"(kHigh));
   }
 }
 

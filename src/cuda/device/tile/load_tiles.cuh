@@ -1,6 +1,7 @@
 // The loading warps of the many-rows kernel: keys, values and queries to shared memory, step by step.
 #pragma once
 
+#include "mask_tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/warpgroup.cuh"
 #include "scheduler.cuh"
@@ -14,7 +15,8 @@ struct TensorMaps {
 };
 
 constexpr int kBoxRows = index::many_rows_box_rows(key::page_size, key::tile_kv);
-constexpr int kBoxes = key::tile_kv / kBoxRows;  // of a step
+constexpr int kBoxes = key::tile_kv / kBoxRows;                          // of a step
+constexpr int kColumns = index::many_rows_block_columns(key::head_dim);  // of a block of keys or queries
 
 struct BoxPlace {
   int token, page;
@@ -39,26 +41,47 @@ __device__ __forceinline__ int count_boxes(const Step& step) {
   return (static_cast<int>(step.bits & kStepKeys) + kBoxRows - 1) / kBoxRows;
 }
 
+// kStepHides of each consumer, found by a lane each: the rows of one may see all of a step that is partial for the
+// item.
+__device__ __forceinline__ unsigned find_hiding(const ForwardParams& params, int word, const Step& step) {
+  constexpr int kRows = index::kManyRowsRowsPerConsumer;
+  const SeqInfo seq(0, lane_word(word, kWordQLen), lane_word(word, kWordKvLen), 0);
+  const int query_begin = lane_word(word, kWordQueryBegin);
+  const int num_rows = (lane_word(word, kWordQueryEnd) - query_begin) * key::group_size;
+  const int request = lane_word(word, kWordRequest);
+  const int keys = step.bits & kStepKeys;
+  const int row = lane_index() * kRows;
+  bool hides = keys != key::tile_kv;
+  if (key::mask && (step.bits & kStepPartial) != 0 && !hides) {
+    const int last = min(row + kRows, num_rows) - 1;
+    hides = classify_range(MaskContext(params, seq, request), seq.q_pos(query_begin + row / key::group_size),
+                           seq.q_pos(query_begin + last / key::group_size), step.kv_begin,
+                           step.kv_begin + keys - 1) != TileClass::full;
+  }
+  return __ballot_sync(kAllLanes, hides && row < num_rows) * kStepHides;
+}
+
 // kWarps warps share a step's boxes, a lane each. The first one also announces the step.
 template <int kWarps>
 __device__ __forceinline__ void load_keys(const ForwardParams& params, const ManyRowsParams& many,
                                           const TensorMaps& maps, Control* control, unsigned keys, int warp) {
   constexpr int kBoxBlocks = index::many_rows_key_box_blocks(key::head_dim, key::page_size, key::tile_kv);
-  constexpr int kParts = key::head_dim / 64 / kBoxBlocks;  // boxes for the same keys
-  constexpr int kBoxBytes = kBoxRows * kBoxBlocks * 128;
+  constexpr int kParts = key::head_dim / kColumns / kBoxBlocks;  // boxes for the same keys
+  constexpr int kBoxBytes = kBoxRows * kBoxBlocks * kColumns * 2;
   constexpr int kStageBytes = key::tile_kv * key::head_dim * 2;
   static_assert(kBoxes * kParts <= 32 * kWarps);
   const int box = (lane_index() * kWarps + warp) / kParts;
   const int block = (lane_index() * kWarps + warp) % kParts;
-  keys += block * (key::tile_kv * 128) + box * (kBoxRows * 128);
+  keys += (block * key::tile_kv + box * kBoxRows) * (kColumns * 2);
   Ring<2> ring;
   walk_steps<key::tile_kv>(params, many, [&](int word, const Step& step) {
     const BoxPlace place = find_box(params, lane_word(word, kWordFirst), box, step);
     const int kv_head = lane_word(word, kWordKvHead);
+    const unsigned bits = step.bits | (warp == 0 ? find_hiding(params, word, step) : 0);
     const unsigned full = shared_address_of(&control->key_full[ring.stage()]);
     ptx::mbarrier_wait(shared_address_of(&control->key_free[ring.stage()]), ring.phase() ^ 1);
     if (warp == 0 && lane_index() == 0) {
-      control->steps[ring.stage()] = step;
+      control->steps[ring.stage()] = {step.kv_begin, bits};
       ptx::mbarrier_arrive_expect_bytes(full, count_boxes(step) * kParts * kBoxBytes);
     }
     __syncwarp();
@@ -90,7 +113,7 @@ __device__ __forceinline__ void load_values(const ForwardParams& params, const M
   });
 }
 
-// Lane l: word l of the item's record.
+// Lane l: word l of the item, then of its record.
 __device__ __forceinline__ int load_record_word(const ForwardParams& params, int word) {
   const int lane = lane_index();
   const int request = lane_word(word, kWordRequest);
@@ -99,6 +122,19 @@ __device__ __forceinline__ int load_record_word(const ForwardParams& params, int
   if (lane == kRecordKvLen) word = params.seq_lens[request];
   const int q_len = lane_word(word, kRecordQLen) - lane_word(word, kRecordTokenBegin);
   return lane == kRecordQLen ? q_len : word;
+}
+
+__device__ __forceinline__ void write_record(const ForwardParams& params, int word, ItemRecord* record) {
+  if (lane_index() <= kRecordKvLen) reinterpret_cast<int*>(record)[lane_index()] = word;
+  __syncwarp();
+  if (lane_index() != 0) return;
+  const WorkItem item = record->item;
+  record->num_rows = (item.query_end - item.query_begin) * key::group_size;
+  const long long token = record->token_begin + item.query_begin, head = item.kv_head * key::group_size;
+  const bool is_state = item.state_row >= 0;
+  record->out_offset =
+      is_state ? item.state_row * key::head_dim_v : token * params.out_token_stride + head * params.out_head_stride;
+  record->lse_offset = is_state ? item.state_row : head * params.lse_head_stride + token * params.lse_token_stride;
 }
 
 // A warpgroup's rows are whole tokens: one box each.
@@ -119,6 +155,7 @@ __device__ __forceinline__ void load_query_boxes(const ptx::TensorMap* map, unsi
 // Rows of any group size, chunk by chunk. Rows behind the last stay as they are: rows never mix.
 __device__ __forceinline__ void gather_query(const ForwardParams& params, unsigned slot, unsigned full, int word) {
   constexpr int kChunks = key::head_dim / 8;
+  constexpr int kBlockChunks = kColumns / 8;
   const int rows = (lane_word(word, kWordQueryEnd) - lane_word(word, kWordQueryBegin)) * key::group_size;
   const long long token = lane_word(word, kRecordTokenBegin) + lane_word(word, kWordQueryBegin);
   const int head = lane_word(word, kWordKvHead) * key::group_size;
@@ -128,8 +165,8 @@ __device__ __forceinline__ void gather_query(const ForwardParams& params, unsign
     const int row = i / kChunks, chunk = i % kChunks;
     const long long offset = (token + row / key::group_size) * params.query_token_stride +
                              (head + row % key::group_size) * params.query_head_stride + chunk * 8;
-    const unsigned block = slot + row / 64 * (64 * key::head_dim * 2) + chunk / 8 * (64 * 128);
-    ptx::cp_async_16(block + index::swizzle_128_bytes(row % 64, chunk % 8), query + offset * 2, 16);
+    const unsigned block = slot + row / 64 * (64 * key::head_dim * 2) + chunk / kBlockChunks * (64 * kBlockChunks * 16);
+    ptx::cp_async_16(block + index::swizzled_offset(row % 64, chunk % kBlockChunks, kColumns), query + offset * 2, 16);
   }
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
@@ -150,9 +187,7 @@ __device__ __forceinline__ void load_queries(const ForwardParams& params, const 
     word_next = load_item_word(params, position + 1, end);
     const unsigned full = shared_address_of(&control->query_full[ring.stage()]);
     ptx::mbarrier_wait(shared_address_of(&control->query_free[ring.stage()]), ring.phase() ^ 1);
-    int* record = reinterpret_cast<int*>(&control->records[(position - begin) % kItemRecords]);
-    if (lane_index() < kRecordWords) record[lane_index()] = word;
-    __syncwarp();
+    write_record(params, word, &control->records[(position - begin) % kItemRecords]);
     const unsigned slot = queries + ring.stage() * kSlotBytes;
     if constexpr (index::many_rows_query_by_box(key::group_size)) {
       load_query_boxes(maps.query, slot, full, word);

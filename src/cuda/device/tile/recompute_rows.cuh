@@ -11,7 +11,11 @@
 
 namespace qkv::cuda::tile {
 
-constexpr int kLaneColumns = key::head_dim_v / 32;  // of a row, in pairs: 2·lane + 64·i
+constexpr int kLanePairs = (key::head_dim_v + 63) / 64;  // of a row's columns: 64·i + 2·lane and the next
+
+__device__ __forceinline__ bool has_pair(int lane, int i) {
+  return key::head_dim_v % 64 == 0 || 64 * i + 2 * lane < key::head_dim_v;
+}
 
 __device__ __forceinline__ long long key_value_offset(const ForwardParams& params, const KeyValueLayout& layout,
                                                       const SeqInfo& seq, int kv_head, int position) {
@@ -42,7 +46,7 @@ __device__ __forceinline__ float dot_row(const unsigned short* a, const unsigned
 struct RowState {
   float max = negative_infinity();
   float sum = 0.0F;
-  float output[kLaneColumns] = {};
+  float output[2 * kLanePairs] = {};
 
   __device__ __forceinline__ void add(int lane, float score, bool seen, const unsigned short* values,
                                       long long offset) {
@@ -64,7 +68,8 @@ struct RowState {
       const float key_weight = __shfl_sync(kAllLanes, weight, k);
       const unsigned short* value = values + __shfl_sync(kAllLanes, offset, k) + 2 * lane;
 #pragma unroll
-      for (int i = 0; i < kLaneColumns / 2; ++i) {
+      for (int i = 0; i < kLanePairs; ++i) {
+        if (!has_pair(lane, i)) continue;
         const unsigned pair = *reinterpret_cast<const unsigned*>(value + 64 * i);
         output[2 * i] = fmaf(key_weight, ptx::f32_from_16<key::is_bf16>(pair), output[2 * i]);
         output[2 * i + 1] = fmaf(key_weight, ptx::f32_from_16<key::is_bf16>(pair >> 16), output[2 * i + 1]);
@@ -129,7 +134,8 @@ __device__ __forceinline__ void recompute_row(const ForwardParams& params, const
   const RowTarget target =
       RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, state.max, state.sum);
 #pragma unroll
-  for (int i = 0; i < kLaneColumns / 2; ++i) {
+  for (int i = 0; i < kLanePairs; ++i) {
+    if (!has_pair(lane, i)) continue;
     target.store<key::out_dtype>(params, 64 * i + 2 * lane, state.output[2 * i], state.output[2 * i + 1]);
   }
   if (lane == 0) target.store_lse(params);

@@ -4,6 +4,7 @@
 
 #include "epilogue.cuh"
 #include "pipeline.cuh"
+#include "ptx/warpgroup.cuh"
 #include "tile/lazy_softmax.cuh"
 
 namespace qkv::cuda::tile {
@@ -26,70 +27,99 @@ __device__ __forceinline__ void transpose_quad(unsigned (&x)[4]) {
   x[3] = upper ? x[3] : d;
 }
 
-// A row's columns in 16 bits, 16 bytes a lane and chunk.
-template <int kRow, int kCount>
-__device__ __forceinline__ void store_row_16(const float (&output)[kCount], float factor, bool exists, void* row) {
+// Rows `row` and `row` + 8, which the thread shares with the other lanes of its quad.
+struct RowPair {
+  bool exists[2];
+  RowEnd end[2];
+  long long offset[2];      // in out or state_out
+  long long lse_offset[2];  // in lse or state_lse
+};
+
+__device__ __forceinline__ RowPair find_rows(const ForwardParams& params, const ItemRecord& record, bool is_state,
+                                             int row, const LazySoftmax& softmax) {
+  RowPair rows;
+  const int num_rows = record.num_rows, head = record.item.kv_head * key::group_size;
+#pragma unroll
+  for (int r = 0; r < 2; ++r, row += 8) {
+    rows.exists[r] = row < num_rows;
+    const int token = row / key::group_size, member = row % key::group_size;
+    float sink = negative_infinity();
+    if (!is_state && params.sinks != nullptr && rows.exists[r]) sink = params.sinks[head + member];
+    rows.end[r] = end_row(softmax.max[r], softmax.sum[r], sink);
+    rows.offset[r] = record.out_offset + (is_state ? static_cast<long long>(row) * key::head_dim_v
+                                                   : token * params.out_token_stride + member * params.out_head_stride);
+    rows.lse_offset[r] =
+        record.lse_offset + (is_state ? row : member * params.lse_head_stride + token * params.lse_token_stride);
+  }
+  return rows;
+}
+
+// Columns in 16 bits, 16 bytes a lane and chunk. Returns whether one of them is not finite.
+template <int kCount>
+__device__ __forceinline__ bool store_16(const float (&output)[kCount], const RowPair& rows, unsigned short* out) {
+  constexpr bool kIsBf16 = key::out_dtype == kBf16;
+  unsigned zeros[2] = {0, 0};
 #pragma unroll
   for (int group = 0; group < kCount / 16; ++group) {
-    unsigned x[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int i = (group * 4 + j) * 4 + kRow * 2;
-      // The added 0 turns -0 into 0: steps in which a row sees nothing leave no trace.
-      x[j] = ptx::pack_16<key::out_dtype == kBf16>(output[i] * factor + 0.0F, output[i + 1] * factor + 0.0F);
+    for (int r = 0; r < 2; ++r) {
+      unsigned x[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = (group * 4 + j) * 4 + r * 2;
+        // The added 0 turns -0 into 0: steps in which a row sees nothing leave no trace.
+        const float factor = rows.end[r].factor;
+        x[j] = ptx::pack_16<kIsBf16>(fmaf(output[i], factor, 0.0F), fmaf(output[i + 1], factor, 0.0F));
+        if constexpr (key::mask) zeros[r] = ptx::fma_16x2<kIsBf16>(x[j], 0, zeros[r]);
+      }
+      transpose_quad(x);
+      if (rows.exists[r]) {
+        reinterpret_cast<uint4*>(out + rows.offset[r])[group * 4 + threadIdx.x % 4] =
+            make_uint4(x[0], x[1], x[2], x[3]);
+      }
     }
-    transpose_quad(x);
-    if (exists) static_cast<uint4*>(row)[group * 4 + threadIdx.x % 4] = make_uint4(x[0], x[1], x[2], x[3]);
   }
+  return (rows.exists[0] && zeros[0] != 0) || (rows.exists[1] && zeros[1] != 0);
 }
 
-template <int kRow, int kCount>
-__device__ __forceinline__ void store_row_f32(const float (&output)[kCount], float factor, bool exists, float* row) {
-  if (!exists) return;
+template <int kCount>
+__device__ __forceinline__ bool store_f32(const float (&output)[kCount], const RowPair& rows, float* out) {
+  float zeros[2] = {0.0F, 0.0F};
 #pragma unroll
   for (int j = 0; j < kCount / 4; ++j) {
-    const int i = j * 4 + kRow * 2;
-    *reinterpret_cast<float2*>(row + j * 8 + threadIdx.x % 4 * 2) =
-        make_float2(output[i] * factor + 0.0F, output[i + 1] * factor + 0.0F);
-  }
-}
-
-// Returns whether the row's lane holds a value that is not finite.
-template <int kRow, int kCount>
-__device__ __forceinline__ bool store_row(const ForwardParams& params, const ItemRecord& record, int row, float max,
-                                          float sum, const float (&output)[kCount]) {
-  const WorkItem item = record.item;
-  const SeqInfo seq(record.token_begin, record.q_len, record.kv_len, 0);
-  const int num_rows = (item.query_end - item.query_begin) * key::group_size;
-  const bool exists = row < num_rows;
-  const RowTarget target =
-      RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, exists ? row : num_rows - 1, max, sum);
-  const float factor = target.end.factor;
-  if (target.is_state) {
-    store_row_f32<kRow>(output, factor, exists, params.state_out + target.offset);
-  } else if constexpr (key::out_dtype == kF32) {
-    store_row_f32<kRow>(output, factor, exists, static_cast<float*>(params.out) + target.offset);
-  } else {
-    store_row_16<kRow>(output, factor, exists, static_cast<unsigned short*>(params.out) + target.offset);
-  }
-  if (exists && threadIdx.x % 4 == 0) target.store_lse(params);
-  if constexpr (!key::mask) return false;
-  float zero = 0.0F;
 #pragma unroll
-  for (int i = 2 * kRow; i < kCount; i += 4) zero = fmaf(output[i + 1], 0.0F, fmaf(output[i], 0.0F, zero));
-  return exists && zero != 0.0F;
+    for (int r = 0; r < 2; ++r) {
+      const int i = j * 4 + r * 2;
+      const float factor = rows.end[r].factor;
+      const float2 pair = make_float2(fmaf(output[i], factor, 0.0F), fmaf(output[i + 1], factor, 0.0F));
+      if (rows.exists[r]) *reinterpret_cast<float2*>(out + rows.offset[r] + j * 8 + threadIdx.x % 4 * 2) = pair;
+      if constexpr (key::mask) zeros[r] = fmaf(pair.y, 0.0F, fmaf(pair.x, 0.0F, zeros[r]));
+    }
+  }
+  return (rows.exists[0] && zeros[0] != 0.0F) || (rows.exists[1] && zeros[1] != 0.0F);
 }
 
-// The rows of consumer `consumer`; softmax.max · factor is in log2 units. Returns whether this lane's part of them
-// holds a value that is not finite, where keys can be hidden.
+// The rows of consumer `consumer`. Returns whether this lane's part of them holds a value that is not finite, where
+// keys can be hidden.
 template <int kCount>
 __device__ __forceinline__ bool store_rows(const ForwardParams& params, const ItemRecord& record, int consumer,
                                            LazySoftmax softmax, const float (&output)[kCount]) {
+  if (consumer * 64 >= record.num_rows) return false;
   softmax.sum_over_lanes();
-  const int row = consumer * 64 + index::accumulator_row(threadIdx.x % 128, 0);
-  const bool first = store_row<0>(params, record, row, softmax.max[0], softmax.sum[0], output);
-  const bool second = store_row<1>(params, record, row + 8, softmax.max[1], softmax.sum[1], output);
-  return first || second;
+  const bool is_state = record.item.state_row >= 0;
+  const int row = consumer * 64 + index::accumulator_row(ptx::read_thread_index() % 128, 0);
+  const RowPair rows = find_rows(params, record, is_state, row, softmax);
+  float* lse = is_state ? params.state_lse : params.lse;
+  if (lse != nullptr && threadIdx.x % 4 == 0) {
+    if (rows.exists[0]) lse[rows.lse_offset[0]] = rows.end[0].lse;
+    if (rows.exists[1]) lse[rows.lse_offset[1]] = rows.end[1].lse;
+  }
+  if (is_state) return store_f32(output, rows, params.state_out);
+  if constexpr (key::out_dtype == kF32) {
+    return store_f32(output, rows, static_cast<float*>(params.out));
+  } else {
+    return store_16(output, rows, static_cast<unsigned short*>(params.out));
+  }
 }
 
 }  // namespace qkv::cuda::tile
