@@ -5,28 +5,65 @@
 #include <tuple>
 
 namespace qkv::cuda {
+namespace {
 
-CtaLists make_cta_lists(const std::vector<plan::WorkItem>& items, int32_t max_ctas,
+// Tiles of rows cost alike however many of their rows are used: items are weighed by keys. An item's start and end cost
+// about as much as so many keys.
+constexpr int64_t kItemOverheadKeys = 160;
+
+// Items a CTA whose sections are joined at the end of the lists, so that the last ones to be dealt out are short.
+constexpr size_t kJoinedItemsPerCta = 2;
+
+struct WeighedItem {
+  const plan::WorkItem* item;
+  int32_t section;  // of the item's request
+  int64_t keys;
+};
+
+using Section = std::vector<WeighedItem>;
+
+// In the order of requests and KV heads, but for the last ones, which become one.
+std::vector<Section> sections_of(const std::vector<plan::WorkItem>& items, int32_t group_size, size_t num_joined,
+                                 const std::function<int32_t(int32_t)>& heads_per_section) {
+  Section order;
+  for (const plan::WorkItem& item : items) {
+    const int64_t rows = int64_t{item.query_end - item.query_begin} * group_size;
+    order.push_back({&item, item.kv_head / heads_per_section(item.request), item.cost / rows});
+  }
+  const auto place = [](const WeighedItem& a) { return std::tuple(a.item->request, a.section); };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](const WeighedItem& a, const WeighedItem& b) { return place(a) < place(b); });
+  std::vector<Section> sections;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const bool is_joined = order.size() - i < num_joined;
+    if (i == 0 || (place(order[i]) != place(order[i - 1]) && !is_joined)) sections.emplace_back();
+    sections.back().push_back(order[i]);
+  }
+  for (Section& section : sections) {
+    std::stable_sort(section.begin(), section.end(), [](const WeighedItem& a, const WeighedItem& b) {
+      return std::tuple(-a.keys, a.item->request, a.item->kv_head) <
+             std::tuple(-b.keys, b.item->request, b.item->kv_head);
+    });
+  }
+  return sections;
+}
+
+}  // namespace
+
+CtaLists make_cta_lists(const std::vector<plan::WorkItem>& items, int32_t group_size, int32_t max_ctas,
                         const std::function<int32_t(int32_t)>& heads_per_section) {
-  std::vector<plan::WorkItem> order = items;
-  const auto section_of = [&](const plan::WorkItem& item) { return item.kv_head / heads_per_section(item.request); };
-  std::stable_sort(order.begin(), order.end(), [&](const plan::WorkItem& a, const plan::WorkItem& b) {
-    return std::tuple(a.request, section_of(a), -a.cost, a.kv_head) <
-           std::tuple(b.request, section_of(b), -b.cost, b.kv_head);
-  });
-
-  using Load = std::pair<int64_t, int32_t>;  // cost so far, CTA
+  using Load = std::pair<int64_t, int32_t>;  // keys so far, CTA
   std::priority_queue<Load, std::vector<Load>, std::greater<>> idlest;
   const int32_t num_ctas = std::min<int32_t>(max_ctas, static_cast<int32_t>(items.size()));
   for (int32_t cta = 0; cta < num_ctas; ++cta) idlest.emplace(0, cta);
   std::vector<std::vector<plan::WorkItem>> lists(num_ctas);
-  for (const plan::WorkItem& item : order) {
-    const auto [load, cta] = idlest.top();
-    idlest.pop();
-    lists[cta].push_back(item);
-    // An item's start and end cost about as much as a tile of 128 x 128 pairs.
-    constexpr int64_t kItemOverhead = 128 * 128;
-    idlest.emplace(load + item.cost + kItemOverhead, cta);
+  for (const Section& section : sections_of(items, group_size, num_ctas * kJoinedItemsPerCta, heads_per_section)) {
+    for (const WeighedItem& next : section) {
+      const auto [load, cta] = idlest.top();
+      idlest.pop();
+      lists[cta].push_back(*next.item);
+      idlest.emplace(load + next.keys + kItemOverheadKeys, cta);
+    }
   }
 
   CtaLists result;

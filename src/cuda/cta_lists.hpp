@@ -15,8 +15,9 @@ struct CtaLists {
 };
 
 // Sections of KV heads, whose keys and values stay in L2 while all query tiles pass over them, one after another;
-// inside a section the longest items first, each to the CTA that has least to do. `heads_per_section(request)`.
-CtaLists make_cta_lists(const std::vector<plan::WorkItem>& items, int32_t max_ctas,
+// inside a section the longest items first, each to the CTA that has least to do. The last sections are joined, so that
+// the lists end alike. `heads_per_section(request)`.
+CtaLists make_cta_lists(const std::vector<plan::WorkItem>& items, int32_t group_size, int32_t max_ctas,
                         const std::function<int32_t(int32_t)>& heads_per_section);
 
 }  // namespace qkv::cuda
