@@ -3,8 +3,8 @@
 
 Tables: compiled (seconds and registers of each kernel), prefill, decode, mixed, masks, ops. Rows appear as they are
 measured; each table is written to bench/results/<device>/gpu_<table>.json with a picture beside it. docs/benchmarks.md
-says what the numbers mean. Needs torch with CUDA; cupy for decode's limit, nvidia-ml-py for clocks, matplotlib for the
-pictures: what is missing is left out, and said."""
+says what the numbers mean. Needs torch with CUDA; cupy for decode's limit and the clocks, matplotlib for the pictures:
+what is missing is left out, and said."""
 
 import argparse
 import datetime
@@ -20,6 +20,7 @@ except ImportError:
     sys.exit("bench/gpu.py needs torch with CUDA in this environment: pip install torch")
 import qkv
 from gpu_tables import compiled, decode, masks, mixed, ops, prefill
+from gpu_tables.clock import SmClock
 from gpu_tables.layers import Layers, Pool
 from gpu_tables.loads import PageReader
 from gpu_tables.peers import matrix_product, peers_of
@@ -38,17 +39,21 @@ class Bench:
         self.device = torch.device(options.device)
         self.on_gpu = self.device.type == "cuda"
         self.report, self.say = report, report.progress.print
-        self.timer = Timer(self.device, options.seconds)
+        self.timer = Timer(self.device, options.seconds, self.optional("SM clocks", SmClock) if self.on_gpu else None)
         self.layers = Layers(options.device)
         self.peers = peers_of(self.device, options.peers)
         self.pool = Pool(self.device, POOL_BYTES if self.on_gpu else 16 << 20)
         properties = torch.cuda.get_device_properties(self.device) if self.on_gpu else None
         self.capability = (properties.major, properties.minor) if properties else None
         self.num_sms = properties.multi_processor_count if properties else None
+        self.page_reader = self.optional("decode's limit", PageReader)
+
+    def optional(self, what, make):
+        """None, and a line that says so, where a package is missing."""
         try:
-            self.page_reader = PageReader(self.device)
+            return make(self.device)
         except ImportError as error:
-            self.page_reader = report.leave_out("the loads-only kernel", error)
+            return self.report.leave_out(what, error)
 
     def random(self, *shape):
         return torch.randn(*shape, dtype=torch.bfloat16, device=self.device)
@@ -84,7 +89,7 @@ def parse_arguments():
     parser.add_argument("--head-dims", nargs="*", choices=list(prefill.HEADS), help="prefill: only these head sizes")
     parser.add_argument("--lengths", nargs="*", type=int, choices=prefill.LENGTHS, help="prefill: only these lengths")
     parser.add_argument("--peers", nargs="*", help="only these (default: all that are there)")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of a steady measurement (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=0.2, help="of a steady turn (default: %(default)s)")
     parser.add_argument("--out", default="bench/results", help="folder of the results (default: %(default)s)")
     parser.add_argument("--no-pictures", action="store_true", help="JSON only")
     options = parser.parse_args()

@@ -32,19 +32,28 @@ def recorded(lines):
 
 
 def add_rows(report, lines):
+    """A row a kernel in the file; on the terminal a line for each kind."""
+    rows = {}
     for line in sorted(set(lines)):
         match = LINE.search(line)
         if match is None:
             report.progress.print(line)  # something else that was said, not to be lost
             continue
-        registers, spills = int(match["registers"]), int(match["stored"]) + int(match["loaded"])
+        spills = int(match["stored"]) + int(match["loaded"])
         report.add(
-            f"{match['name']}",
+            match["name"],
             "s",
             float(match["seconds"]),
-            note=f"{registers} registers" + (f", {spills} bytes spilled" if spills else ""),
             higher_is_better=False,
-            registers=registers,
+            quiet=True,
+            registers=int(match["registers"]),
             spilled_bytes=spills,
             arch=match["arch"],
+        )
+        rows.setdefault(match["name"].split()[0], []).append(report.rows[-1])
+    for kind, made in rows.items():
+        seconds, registers = [row["qkv"] for row in made], [row["registers"] for row in made]
+        report.progress.print(
+            f"{kind:<26} {len(made):4} kernels, {min(seconds):.2f} to {max(seconds):.2f} s each, at most "
+            f"{max(registers)} registers, {sum(row['spilled_bytes'] > 0 for row in made)} that spill"
         )

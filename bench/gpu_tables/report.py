@@ -44,11 +44,13 @@ class Report:
         self.rows = []
         self.left_out = {}
 
-    def add(self, case, unit, qkv, peers=None, limit=None, note="", higher_is_better=True, **more):
+    def add(self, case, unit, qkv, peers=None, limit=None, note="", higher_is_better=True, quiet=False, **more):
         peers = peers or {}
         row = {"case": case, "unit": unit, "higher_is_better": higher_is_better}
         row |= {"qkv": qkv, "peers": peers, "limit": limit, **more, **self.common}
         self.rows.append(row)
+        if quiet:
+            return
         text = f"{case:<46} {qkv:8.1f} {unit:<8}"
         if limit:
             text += f" {100 * qkv / limit:4.0f} %"
