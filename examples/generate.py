@@ -277,9 +277,13 @@ def is_verified(dense: DenseModel, options) -> bool:
     print(
         f"largest difference of a logit to dense numpy attention: {dense.largest_difference:.1e} (allowed: {allowed})"
     )
-    ok = dense.largest_difference <= allowed and dense.num_disagreements == 0
-    verdict = "verified: all" if ok else f"NOT THE SAME: {dense.num_disagreements} of"
-    print(f"{verdict} {dense.num_compared} tokens {'agree' if ok else 'differ'}")
+    # Where the two best logits lie closer than that, either may be taken; the dense model follows the answer.
+    num_ties = sum(margin <= allowed for margin in dense.margins)
+    num_wrong = len(dense.margins) - num_ties
+    ok = dense.largest_difference <= allowed and num_wrong == 0
+    ties = f", but for {num_ties} between logits as close as the rounding" if num_ties else ""
+    verdict = f"verified: all {dense.num_compared} tokens agree{ties}"
+    print(verdict if ok else f"NOT THE SAME: {num_wrong} of {dense.num_compared} tokens differ")
     return ok
 
 
