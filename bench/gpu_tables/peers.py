@@ -33,8 +33,10 @@ def flash_4(query, key, value, causal):
     if flash_attn_4 is None:
         raise ImportError(f"{type(why_not_flash_attn_4).__name__}: {why_not_flash_attn_4}")
 
+    num_splits = 0 if query.shape[1] == 1 else 1  # 0: its own choice, for decode
+
     def call():
-        out = flash_attn_4(query, key, value, causal=causal)
+        out = flash_attn_4(query, key, value, causal=causal, num_splits=num_splits)
         return out[0] if isinstance(out, tuple) else out
 
     return call
