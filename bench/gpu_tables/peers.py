@@ -33,7 +33,8 @@ def flash_4(query, key, value, causal):
     if flash_attn_4 is None:
         raise ImportError(f"{type(why_not_flash_attn_4).__name__}: {why_not_flash_attn_4}")
 
-    num_splits = 0 if query.shape[1] == 1 else 1  # 0: its own choice, for decode
+    # 0: its own choice, where decode can be split at all: not on Hopper.
+    num_splits = 0 if query.shape[1] == 1 and torch.cuda.get_device_capability(query.device)[0] >= 10 else 1
 
     def call():
         out = flash_attn_4(query, key, value, causal=causal, num_splits=num_splits)
