@@ -58,9 +58,6 @@ class Bench:
     def random(self, *shape):
         return torch.randn(*shape, dtype=torch.bfloat16, device=self.device)
 
-    def kv_cache(self, key, value):
-        return qkv.KvCache(key, value)
-
     def matrix_product(self, size):
         return matrix_product(self.device, size)
 

@@ -2,6 +2,7 @@
 so that keys and values come from memory. GB/s count each key and value once; the limit reads the same pages only."""
 
 import numpy as np
+import qkv
 import torch
 
 from gpu_tables.layers import Heads, Layer, make_plan, num_pages, views_of
@@ -20,6 +21,7 @@ BATCHES = {
     "1x64k+255x512": [65536] + [512] * 255,
 }
 GROUPED_BATCH = "64x4k"
+FROM_MEMORY_BYTES = 512 << 20  # what a graph reads at least: several times any L2
 
 
 def cases(_):
@@ -39,9 +41,6 @@ def kinds(case):
     return [Layer(heads, "causal", page)]
 
 
-FROM_MEMORY_BYTES = 512 << 20  # what a graph reads at least: several times any L2
-
-
 def run(bench, case):
     heads, page, name, keys = case
     attention = bench.layers[kinds(case)[0]]
@@ -56,7 +55,7 @@ def run(bench, case):
     out = torch.empty(len(keys), heads.query, heads.value_dim, dtype=query.dtype, device=query.device)
 
     def call_of(cache):
-        kv_cache = bench.kv_cache(*views_of(cache, heads))
+        kv_cache = qkv.KvCache(*views_of(cache, heads))
         return lambda: attention.forward(query, kv_cache, plan, out)
 
     times = {"qkv": bench.timer.graph([call_of(cache) for cache in caches], launches)}

@@ -1,7 +1,7 @@
 """Layers, batches and caches of the tables: torch tensors in, calls of qkv out."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import qkv
@@ -36,7 +36,7 @@ class Layer:
     heads: Heads
     mask: str = "causal"
     page: int = 0  # 0: dense keys
-    dtype: str = field(default="bf16")
+    dtype: str = "bf16"
 
     def spec(self):
         return qkv.LayerSpec(

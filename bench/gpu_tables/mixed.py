@@ -2,6 +2,7 @@
 of 16. TFLOP/s count 4 * heads * dim a visible (query, key) pair."""
 
 import numpy as np
+import qkv
 import torch
 
 from gpu_tables.layers import Heads, Layer, make_plan, num_pages, views_of, visible_pairs
@@ -28,7 +29,7 @@ def run(bench, case):
     total_pages = num_pages(lengths, PAGE)
     order = np.random.default_rng(3).permutation(total_pages).astype(np.int32)
     cache = bench.pool.caches(HEADS, PAGE, total_pages, most=1)[0]
-    kv_cache = bench.kv_cache(*views_of(cache, HEADS))
+    kv_cache = qkv.KvCache(*views_of(cache, HEADS))
 
     def seconds_of(part, pages):
         plan = make_plan(attention, part, pages=pages)

@@ -51,7 +51,7 @@ def cache_write(bench, case, dtype):
     plan = make_plan(attention, [(tokens, tokens)], pages=pages.astype(np.int32), slots=slots)
     key, value = (bench.random(tokens, HEADS.kv, HEADS.dim).to(dtype) for _ in range(2))
     both = torch.empty(len(pages), PAGE, HEADS.kv, 2 * HEADS.dim, dtype=torch.bfloat16, device=bench.device)
-    cache = bench.kv_cache(both[..., : HEADS.dim], both[..., HEADS.dim :])
+    cache = qkv.KvCache(both[..., : HEADS.dim], both[..., HEADS.dim :])
     num_bytes = 2 * key.numel() * (key.element_size() + 2)
     return lambda: attention.update_cache(key, value, cache, plan), num_bytes
 

@@ -3,6 +3,7 @@
 TFLOP/s count 4 * s^2 * heads * dim * requests, half of it where causal. The number of a row is the steady one."""
 
 import numpy as np
+import qkv
 import torch
 
 from gpu_tables.layers import Heads, Layer, make_plan, num_pages
@@ -120,7 +121,7 @@ def paged_call(bench, case, query, key, value):
         pages = torch.empty(len(order), PAGE, *tensor.shape[2:], dtype=tensor.dtype, device=tensor.device)
         pages[torch.from_numpy(order).long().to(tensor.device)] = tensor.reshape(pages.shape)
         cache.append(pages)
-    kv_cache = bench.kv_cache(*cache)
+    kv_cache = qkv.KvCache(*cache)
     query = query.flatten(0, 1)
     out = torch.empty(*query.shape[:2], value.shape[3], dtype=query.dtype, device=query.device)
     return lambda: attention.forward(query, kv_cache, plan, out)

@@ -39,7 +39,8 @@ class Timer:
         """{name: call} -> {name: Time}. The turns alternate, so that none is timed on a cooler card than another."""
         counts = {name: self._calls_a_turn(call) for name, call in calls.items()}
         turns = {name: [] for name in calls}
-        self._turn(*next((call, counts[name]) for name, call in calls.items()))  # warms the card up
+        first = next(iter(calls))
+        self._turn(calls[first], counts[first])  # warms the card up
         for _ in range(ROUNDS):
             for name, call in calls.items():
                 self._turn(call, counts[name] // 8 + 1)
