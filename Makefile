@@ -3,8 +3,9 @@
 CASES ?= 2000
 SEED ?= 1
 FILTER ?= .
+TABLES ?=
 
-.PHONY: help build demo test test-gpu check-gpu-stamp bench check lint format asan tsan clean
+.PHONY: help build demo test test-gpu check-gpu-stamp bench bench-gpu check lint format asan tsan clean
 
 help:
 	@echo 'qkv: attention engine for LLM serving. What you can say:'
@@ -16,6 +17,7 @@ help:
 	@echo '  make check-gpu-stamp             are the GPU sources those that were tested on a GPU?'
 	@echo '  make check CASES=20000 SEED=1    random cases against the float64 definition'
 	@echo '  make bench [FILTER=regex]        measure on this machine'
+	@echo '  make bench-gpu [TABLES=decode]   measure on the GPU beside PyTorch and other peers; needs torch in .venv'
 	@echo '  make lint | format               what clang-format, clang-tidy and ruff say | let them format'
 	@echo '  make asan | tsan                 the C++ tests under sanitizers'
 	@echo '  make clean                       remove build/ (.venv stays)'
@@ -39,6 +41,11 @@ bench:
 	@scripts/setup.sh build bench python plot
 	@scripts/package.sh
 	@scripts/bench.sh '$(FILTER)'
+
+bench-gpu:
+	@scripts/setup.sh build python plot
+	@scripts/package.sh
+	@scripts/bench-gpu.sh $(TABLES)
 
 test-gpu:
 	@scripts/setup.sh build

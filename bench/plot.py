@@ -19,6 +19,8 @@ COLORS = ["#1b5e5a", "#c8842d", "#8a8fa3", "#b05050"]
 def draw(path):
     rows = json.loads(path.read_text())
     rows = [row for row in rows if row["limit"] or row["peers"]]
+    if not rows:
+        return
     names = ["qkv", *sorted({peer for row in rows for peer in row["peers"]})]
     figure, axes = plt.subplots(figsize=(11, 1.2 + 0.2 * sum(1 + len(row["peers"]) for row in rows) + 0.1 * len(rows)))
     ticks, y = [], 0.0
@@ -38,7 +40,10 @@ def draw(path):
     axes.set_yticks(ticks, [row["case"] for row in rows], fontsize=8)
     axes.set_ylim(y, -1)
     axes.set_xlim(0, 1.2)
-    axes.set_xlabel("fraction of the measured limit (SGEMM for GFLOP/s, read or copy loop for GB/s)", fontsize=8)
+    axes.set_xlabel(
+        "fraction of the measured limit (matrix product for FLOP/s, reads or copies for GB/s), else of the longest",
+        fontsize=8,
+    )
     axes.set_title(f"{path.stem} on {path.parent.name}, commit {rows[0]['commit']}", fontsize=9)
     axes.legend(fontsize=8, loc="lower right")
     figure.tight_layout()

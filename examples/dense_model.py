@@ -15,7 +15,7 @@ class DenseModel:
         self.stores: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
         self.largest_difference = 0.0
         self.num_compared = 0
-        self.num_disagreements = 0
+        self.margins: list[float] = []  # of tokens that differ: the best logit over that of the token taken
 
     def begin_step(self, step: list[tuple[Any, int]]) -> None:
         self.step = []
@@ -45,7 +45,9 @@ class DenseModel:
         expected = self.model.logits(hidden[ends[sampled]])
         # maximum keeps a NaN, so that one cannot pass for agreement.
         self.largest_difference = float(np.maximum(self.largest_difference, np.abs(logits - expected).max(initial=0)))
-        self.num_disagreements += int(np.sum(logits.argmax(-1) != expected.argmax(-1)))
+        taken, best = logits.argmax(-1), expected.argmax(-1)
+        rows = np.flatnonzero(taken != best)
+        self.margins += (expected[rows, best[rows]] - expected[rows, taken[rows]]).tolist()
         self.num_compared += len(sampled)
 
 

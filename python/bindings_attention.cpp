@@ -1,4 +1,4 @@
-// Attention: plan, update_cache, forward. The interpreter is free while they run; on a GPU, while they launch.
+// Attention: create, plan, update_cache, forward. The interpreter is free while they run; on a GPU, while they launch.
 #include "bindings.hpp"
 
 namespace qkv::python {
@@ -79,6 +79,7 @@ void bind_attention(nb::module_& module) {
           "__init__",
           [](DeviceAttention* self, const LayerSpec& spec, const std::string& name) {
             const Device device = parse_device(name);
+            nb::gil_scoped_release released;  // kernels of several layers compile at the same time
             new (self) DeviceAttention{Attention(spec, device), device};
           },
           nb::arg("spec"), nb::arg("device") = "cpu",

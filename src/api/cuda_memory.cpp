@@ -21,7 +21,8 @@ DeviceMemory::DeviceMemory(Device device, int64_t num_bytes) : device_(device), 
   if (num_bytes < 0) refuse("num_bytes", num_bytes, "0 or more");
   const cuda::CurrentDevice current(device.index);
   jit::CUdeviceptr address = 0;
-  jit::check(jit::driver().mem_alloc(&address, static_cast<size_t>(std::max<int64_t>(num_bytes, 1))), "cuMemAlloc");
+  jit::check(jit::driver().mem_alloc(&address, static_cast<size_t>(std::max<int64_t>(num_bytes, 1))), "cuMemAlloc",
+             [&] { return fmt::format("{} bytes of {}", num_bytes, to_string(device)); });
   data_ = reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr): the driver's addresses are integers
 }
 

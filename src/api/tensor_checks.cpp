@@ -109,6 +109,7 @@ void check_out(const LayerSpec& layer, Device device, const Tensor& out, const T
   if (!lse.is_given()) return;
   check_rank(lse, "lse", 2, "[num_q_heads, num_tokens]");
   check_device(lse, "lse", device);
+  check_aligned(lse, "lse", sizeof(float));
   check_dtype(lse, "lse", DType::f32);
   check_writable_layout(lse, "lse");
   check_extent(lse, "lse", 0, layer.num_q_heads, "num_q_heads");
@@ -143,6 +144,7 @@ void check_states(const std::vector<State>& states, const Tensor& out, const Ten
   const auto check_lse = [&](const Tensor& tensor, const char* name) {
     check_rank(tensor, name, 2, "[num_heads, num_tokens]");
     check_device(tensor, name, device);
+    check_aligned(tensor, name, sizeof(float));
     check_dtype(tensor, name, DType::f32);
     check_extent(tensor, name, 0, out.shape[1], "num_heads of out");
     check_extent(tensor, name, 1, out.shape[0], "num_tokens of out");

@@ -6,10 +6,13 @@
 
 namespace qkv {
 
-inline constexpr const char* kEnvironmentNames[] = {"QKV_FORCE",   "QKV_LOG",   "QKV_NVRTC",
+inline constexpr const char* kEnvironmentNames[] = {"QKV_CHECK",   "QKV_FORCE", "QKV_LOG",    "QKV_NVRTC",
                                                     "QKV_THREADS", "CUDA_HOME", "VIRTUAL_ENV"};
 
 // The value of one of kEnvironmentNames; nothing if unset or empty.
 std::optional<std::string> environment(const char* name);
+
+// QKV_CHECK: 1 = engines look again, before each call, at what a plan holds. Throws for anything but 0 and 1.
+bool is_checked_mode();
 
 }  // namespace qkv

@@ -5,9 +5,11 @@
 #include <numbers>
 #include <optional>
 
+#include "core/environment.hpp"
 #include "cuda/forward_sm80.hpp"
 #include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/forward_sm90_many_rows.hpp"
+#include "cuda/index_check.hpp"
 #include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/memory.hpp"
@@ -73,6 +75,7 @@ class CudaLayer final : public plan::LayerEngine {
     cut_rules_ = cut_rules(layer);
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
     if (layer.cache) cache_write_ = &jit::kernels().get(plain_source("cache_write", facts.arch));
+    if (layer.cache && is_checked_mode()) index_check_.emplace(device_index, facts.arch);
     Upload upload;
     const size_t slopes_at = upload.add(layer.alibi_slopes);
     const size_t sinks_at = upload.add(layer.sinks);
@@ -101,6 +104,7 @@ class CudaLayer final : public plan::LayerEngine {
     ForwardParams params{};
     plan.fill(params);
     fill(call, params);
+    if (index_check_) index_check_->check_pages(call.plan, params, call.key.shape[0], stream);
     params.items = plan.items + plan.num_few_rows_items;
     if (many_rows_sm90_) {
       many_rows_sm90_->run(call, params, plan.cta_begin, plan.num_ctas, stream);
@@ -122,6 +126,9 @@ class CudaLayer final : public plan::LayerEngine {
                     Stream stream) const override {
     const CurrentDevice current(device_index_);
     const auto& placed = static_cast<const DevicePlan&>(*plan.placed);
+    if (index_check_) {
+      index_check_->check_slots(plan, placed.slots, cache.key.shape[0] * cache.key.shape[1], handle_of(stream));
+    }
     write_cache(*cache_write_, key, value, cache, placed.slots, placed.num_slots, handle_of(stream));
   }
 
@@ -189,6 +196,7 @@ class CudaLayer final : public plan::LayerEngine {
   std::optional<ForwardSm90ManyRows> many_rows_sm90_;
   const jit::Kernel* merge_ = nullptr;
   const jit::Kernel* cache_write_ = nullptr;
+  std::optional<IndexCheck> index_check_;  // QKV_CHECK=1
   DeviceBuffer score_terms_;
   const float* alibi_slopes_ = nullptr;
   const float* sinks_ = nullptr;

@@ -33,13 +33,8 @@ DeviceEntry open_device(int32_t index) {
   jit::check(driver.device_get(&device, index), "cuDeviceGet");
   const int32_t major = attribute(driver, jit::CUdevice_attribute::compute_capability_major, device);
   const int32_t minor = attribute(driver, jit::CUdevice_attribute::compute_capability_minor, device);
-  if (major < 8) {
-    refuse("device", fmt::format("cuda:{} of compute capability {}.{}", index, major, minor),
-           "a GPU of compute capability 8.0 (Ampere) or later", ErrorCode::unsupported);
-  }
   DeviceEntry entry;
-  // Kernels for Hopper use instructions that only sm_90a has; elsewhere the device's own code.
-  entry.facts.arch = major == 9 ? "sm_90a" : fmt::format("sm_{}{}", major, minor);
+  entry.facts.arch = arch_of(index, major, minor);
   entry.facts.num_multiprocessors = attribute(driver, jit::CUdevice_attribute::multiprocessor_count, device);
   entry.facts.max_shared_bytes = attribute(driver, jit::CUdevice_attribute::max_shared_bytes_per_block, device);
   jit::check(driver.device_primary_ctx_retain(&entry.context, device), "cuDevicePrimaryCtxRetain");
@@ -56,6 +51,15 @@ const DeviceEntry& device_entry(int32_t index) {
 }
 
 }  // namespace
+
+std::string arch_of(int32_t device_index, int32_t major, int32_t minor) {
+  if (major < 8) {
+    refuse("device", fmt::format("cuda:{} of compute capability {}.{}", device_index, major, minor),
+           "a GPU of compute capability 8.0 (Ampere) or later", ErrorCode::unsupported);
+  }
+  // Kernels for Hopper use instructions that only sm_90a has; elsewhere the device's own code.
+  return major == 9 ? "sm_90a" : fmt::format("sm_{}{}", major, minor);
+}
 
 const DeviceFacts& device_facts(int32_t index) { return device_entry(index).facts; }
 

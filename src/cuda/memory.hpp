@@ -31,6 +31,9 @@ struct DeviceFacts {
   int32_t max_shared_bytes = 0;  // that a CTA may ask for
 };
 
+// What kernels are compiled for on a device of this compute capability; throws unsupported below 8.0.
+std::string arch_of(int32_t device_index, int32_t major, int32_t minor);
+
 // Throws unavailable where there is no such device, unsupported where it is older than sm_80.
 const DeviceFacts& device_facts(int32_t index);
 

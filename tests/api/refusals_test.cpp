@@ -347,6 +347,39 @@ TEST(refusals, varlen_and_merge_arguments) {
   expect_refused([&] { merge_states({{rows, lse}}, rows, lse.slice(1, 0, 1)); }, kMismatch, "lse");
 }
 
+// Tensors that say where they lie are believed: none is read here.
+TEST(refusals, tensors_of_mixed_devices_and_odd_addresses) {
+  std::vector<float> data(512, 0.5F);
+  const auto on_gpu = [](Tensor tensor) {
+    tensor.device = {DeviceKind::cuda, 1};
+    return tensor;
+  };
+  const Tensor rows = view(data, {2, 2, 8});
+  const Tensor lse = view(data, {2, 2});
+  expect_refused([&] { merge_states({{rows, lse}, {on_gpu(rows), lse}}, rows, lse); }, kMismatch, "states[1].out");
+  expect_refused([&] { merge_states({{rows, on_gpu(lse)}}, rows, lse); }, kMismatch, "states[0].lse");
+  expect_refused([&] { merge_states({{rows, lse}}, rows, on_gpu(lse)); }, kMismatch, "lse");
+  Tensor odd = lse;
+  odd.data = static_cast<std::byte*>(odd.data) + 2;
+  expect_refused([&] { merge_states({{rows, lse}}, rows, odd); }, kInvalid, "lse");
+
+  static const std::vector<int32_t> starts = {0, 2}, lengths = {2};
+  VarlenArguments good;
+  good.query = good.out = good.key = good.value = view(data, {2, 2, 8});
+  good.query_start_loc = view(starts);
+  good.seq_lens = view(lengths);
+  const auto refused = [&](const char* argument, const std::function<void(VarlenArguments&)>& change) {
+    VarlenArguments arguments = good;
+    change(arguments);
+    expect_refused([&] { varlen_attention(arguments); }, kMismatch, argument);
+  };
+  refused("key", [&](VarlenArguments& a) { a.key = on_gpu(a.key); });
+  refused("value", [&](VarlenArguments& a) { a.value = on_gpu(a.value); });
+  refused("out", [&](VarlenArguments& a) { a.out = on_gpu(a.out); });
+  refused("lse", [&](VarlenArguments& a) { a.lse = on_gpu(lse); });
+  refused("query_start_loc", [&](VarlenArguments& a) { a.query_start_loc = on_gpu(a.query_start_loc); });
+}
+
 TEST(refusals, settings_of_threads) {
   expect_refused([] { set_num_threads(-1); }, kInvalid, "num_threads");
 }

@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(matrix, kernels_compile, ::testing::Range<size_t>(0, ma
 
 TEST_F(small_kernels_compile, without_constants) {
   for (const Architecture& architecture : kArchitectures) {
-    for (const char* kernel : {"merge_plan_states", "merge_states", "cache_write", "gather"}) {
+    for (const char* kernel : {"merge_plan_states", "merge_states", "cache_write", "gather", "check_indices"}) {
       const jit::Compiled compiled = jit::compile(plain_source(kernel, architecture.name));
       EXPECT_FALSE(compiled.cubin.empty());
       EXPECT_EQ(compiled.usage.spill_store_bytes, 0) << kernel;

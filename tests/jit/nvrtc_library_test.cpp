@@ -115,6 +115,14 @@ TEST_F(NvrtcLibrary, versions_before_12_3_are_too_old) {
   EXPECT_FALSE(jit::is_supported_version(11, 8));
 }
 
+TEST_F(NvrtcLibrary, old_one_is_passed_over_and_told) {
+  jit::Surroundings around;
+  around.named_file = QKV_OLD_NVRTC;
+  const std::string message = message_of([&] { jit::open_nvrtc(around); });
+  EXPECT_THAT(message, HasSubstr("version 11.8 is too old"));
+  EXPECT_THAT(message, HasSubstr("allowed: NVRTC 12.3 or later"));
+}
+
 // Tests of what is found link the real library into places where it may lie.
 class FoundNvrtc : public NvrtcLibrary {
  protected:

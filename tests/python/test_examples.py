@@ -52,6 +52,8 @@ def test_generate_refuses_sizes_that_cannot_be():
     needs_the_model()
     result = run(EXAMPLES / "generate.py", "--page-size", "0")
     assert result.returncode == 2 and "--page-size must be at least 1" in result.stderr
+    result = run(EXAMPLES / "generate.py", "--device", "cuda", "--kv-dtype", "f32")
+    assert result.returncode == 2 and "GPUs compute on f16 and bf16" in result.stderr
 
 
 def test_pages_are_shared_given_back_and_never_held_twice(monkeypatch):
