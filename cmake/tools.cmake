@@ -5,12 +5,12 @@ find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
 
 # All but main: the tests draw their random cases from here too.
-file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cpp)
+file(GLOB tool_sources CONFIGURE_DEPENDS tools/*.cpp tools/*/*.cpp)
 list(REMOVE_ITEM tool_sources ${CMAKE_CURRENT_SOURCE_DIR}/tools/main.cpp)
 add_library(qkv_tool_objects OBJECT ${tool_sources})
 target_include_directories(qkv_tool_objects PUBLIC include tools)
 target_compile_options(qkv_tool_objects PRIVATE ${warnings})
-target_link_libraries(qkv_tool_objects PUBLIC CLI11::CLI11 nlohmann_json::nlohmann_json fmt::fmt)
+target_link_libraries(qkv_tool_objects PUBLIC CLI11::CLI11 nlohmann_json::nlohmann_json fmt::fmt PNG::PNG)
 
 add_executable(qkv_tool tools/main.cpp)
 set_target_properties(qkv_tool PROPERTIES OUTPUT_NAME qkv INSTALL_RPATH "$ORIGIN/${bin_to_lib}")

@@ -1,15 +1,14 @@
 #include "check.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <thread>
 
 #include "case_data.hpp"
+#include "progress.hpp"
 #include "qkv/attention.hpp"
 #include "qkv/device.hpp"
 #include "qkv/ops.hpp"
@@ -252,29 +251,6 @@ class CaseRun {
   Placed query_, key_, value_, key_pages_, value_pages_;
 };
 
-// One line, rewritten in place, where somebody is looking.
-class Progress {
- public:
-  explicit Progress(int64_t total) : total_(total), shown_(isatty(STDERR_FILENO) != 0) {}
-  ~Progress() { clear(); }
-  void show(int64_t done, int64_t failed) {
-    const auto now = std::chrono::steady_clock::now();
-    if (!shown_ || (now - last_ < std::chrono::milliseconds(200) && done != total_)) return;
-    last_ = now;
-    const auto filled = static_cast<size_t>(30 * done / std::max<int64_t>(total_, 1));
-    fmt::print(stderr, "\r[{}{}] {}/{} cases, {} failed ", std::string(filled, '#'), std::string(30 - filled, '.'),
-               done, total_, failed);
-  }
-  void clear() {
-    if (shown_) fmt::print(stderr, "\r{}\r", std::string(78, ' '));
-  }
-
- private:
-  int64_t total_;
-  bool shown_;
-  std::chrono::steady_clock::time_point last_{};
-};
-
 struct CheckOptions {
   int64_t cases = 2000;
   uint64_t seed = 1;
@@ -338,7 +314,8 @@ void run_check(const CheckOptions& options) {
       fmt::print("FAILED {}\n  {}\n  reproduce: qkv check --device {} --seed {} --first {} --cases 1 --verbose\n",
                  wrong, describe(random_case), options.device, options.seed, random_case.index);
     }
-    progress.show(i + 1, failed);
+    if (progress.is_due(i + 1))
+      progress.show(i + 1, fmt::format("{}/{} cases, {} failed", i + 1, options.cases, failed));
   }
   progress.clear();
   fmt::print("{} passed, {} failed\n", options.cases - failed, failed);

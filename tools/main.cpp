@@ -10,6 +10,7 @@
 #include "mask.hpp"
 #include "qkv/device.hpp"
 #include "qkv/layer.hpp"
+#include "replay/command.hpp"
 
 namespace {
 
@@ -19,7 +20,7 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", qkv::version());
   app.footer(
       "Examples:\n  qkv info\n  qkv check --cases 2000\n  qkv mask \"causal & window(3, 0)\" --q-len 12 --kv-len 12\n"
-      "  qkv matrix");
+      "  qkv matrix\n  qkv replay trace.csv --limit 60");
   app.add_subcommand("info", "What the library found on this machine, and the settings in force")->callback([] {
     fmt::print("{}", qkv::info());
   });
@@ -35,6 +36,7 @@ int run(int argc, char** argv) {
   });
   qkv::tools::add_check_command(app);
   qkv::tools::add_mask_command(app);
+  qkv::replay::add_replay_command(app);
   CLI11_PARSE(app, argc, argv);
   return 0;
 }
