@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -86,7 +87,7 @@ nlohmann::ordered_json setting_of(const Arguments& arguments, const ReplayOption
                                   Device device) {
   const SchedulerLimits& limits = options.limits;
   return {{"trace", std::filesystem::path(arguments.trace).filename().string()},
-          {"trace_seconds", arguments.limit_seconds},
+          {"limit_seconds", arguments.limit_seconds},
           {"model", model.name},
           {"device", describe_device(device)},
           {"pace", describe_pace(arguments)},
@@ -140,7 +141,11 @@ void run(const Arguments& arguments) {
                 static_cast<int64_t>(trace.size()));
   print_setting(report.setting(), trace, needs);
   check_memory(needs, device);
+  const auto begin = std::chrono::steady_clock::now();
   ModelRun model_run(model, sizes, device);
+  model_run.warm_up(options.limits.max_requests, max_tokens_of_request(trace));
+  fmt::print("ready      after {:.1f} s for memory and kernels\n",
+             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 
   tools::Progress progress(static_cast<int64_t>(trace.size()));
   const auto show = [&](const SchedulerCounts& counts) {

@@ -39,6 +39,9 @@ struct StepSeconds {
 class ModelRun {
  public:
   ModelRun(const Model& model, const RunSizes& sizes, Device device);
+  // Plans batches of many forms, so that what the engine makes at the first plan that needs it, such as a kernel
+  // compiled at run time, is not made in a step. Nothing runs.
+  void warm_up(int32_t max_requests, int32_t max_keys) const;
   StepSeconds run(const Batch& batch);
 
  private:

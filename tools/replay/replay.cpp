@@ -26,20 +26,20 @@ void count_work(const Model& model, std::span<const StepRequest> step, StepRecor
 
 }  // namespace
 
-int32_t max_pages_of_request(const std::vector<TracedRequest>& trace, int32_t page_size) {
+int32_t max_tokens_of_request(const std::vector<TracedRequest>& trace) {
   int32_t tokens = 1;
   for (const TracedRequest& request : trace) {
     tokens = std::max(tokens, request.context_tokens + request.generated_tokens);
   }
-  return (tokens + page_size - 1) / page_size;
+  return tokens;
 }
 
 void replay(const std::vector<TracedRequest>& trace, const Model& model, const ReplayOptions& options,
             const RunStep& run_step, const ShowProgress& show, Report& report) {
   const SchedulerLimits& limits = options.limits;
   Scheduler scheduler(limits);
-  StepBatch batch(limits.max_requests, limits.max_step_tokens, max_pages_of_request(trace, limits.page_size),
-                  limits.page_size);
+  const int32_t table_width = (max_tokens_of_request(trace) + limits.page_size - 1) / limits.page_size;
+  StepBatch batch(limits.max_requests, limits.max_step_tokens, table_width, limits.page_size);
   Clock clock(options.pace, options.speed, options.step_seconds);
   const TimePoint begin = std::chrono::steady_clock::now();
   size_t next = 0;  // of the trace: the first request that has not arrived

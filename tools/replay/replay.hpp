@@ -27,8 +27,8 @@ using RunStep = std::function<StepSeconds(const Batch&)>;
 // Told after each step what is finished.
 using ShowProgress = std::function<void(const SchedulerCounts&)>;
 
-// Pages that the longest request of the trace needs: the block table's width.
-int32_t max_pages_of_request(const std::vector<TracedRequest>& trace, int32_t page_size);
+// Prompt and answer of the longest request of the trace.
+int32_t max_tokens_of_request(const std::vector<TracedRequest>& trace);
 
 // Runs the trace to its end, or to max_steps or stop_after_seconds, and adds all of it to the report.
 void replay(const std::vector<TracedRequest>& trace, const Model& model, const ReplayOptions& options,
