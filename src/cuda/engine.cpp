@@ -79,7 +79,8 @@ class CudaLayer final : public plan::LayerEngine {
     Upload upload;
     const size_t slopes_at = upload.add(layer.alibi_slopes);
     const size_t sinks_at = upload.add(layer.sinks);
-    score_terms_ = upload.place(device_index, nullptr);
+    score_terms_ = DeviceBuffer(device_index, upload.num_bytes());
+    upload.place(score_terms_, nullptr);
     if (!layer.alibi_slopes.empty()) alibi_slopes_ = score_terms_.as<const float>(slopes_at);
     if (!layer.sinks.empty()) sinks_ = score_terms_.as<const float>(sinks_at);
   }
@@ -230,7 +231,8 @@ class CudaEngine final : public plan::Engine {
     const jit::Kernel& kernel = jit::kernels().get(plain_source("cache_write", device_facts(device_index_).arch));
     Upload upload;
     upload.add(std::vector<int64_t>(slot_mapping.begin(), slot_mapping.end()));
-    const DeviceBuffer slots = upload.place(device_index_, handle_of(stream));
+    const auto slots = DeviceBuffer::on_stream(device_index_, upload.num_bytes(), handle_of(stream));
+    upload.place(slots, handle_of(stream));
     write_cache(kernel, key, value, cache, slots.as<const int64_t>(), static_cast<int64_t>(slot_mapping.size()),
                 handle_of(stream));
     // The slots' memory must outlive the launch. Layers keep theirs in the plan; this single call waits.
@@ -258,7 +260,8 @@ class CudaEngine final : public plan::Engine {
     } else {
       Upload upload;
       upload.add(views);
-      many = upload.place(device_index_, handle_of(stream));
+      many = DeviceBuffer::on_stream(device_index_, upload.num_bytes(), handle_of(stream));
+      upload.place(many, handle_of(stream));
       params.states = many.as<const StateView>();
     }
     launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, {&params}, handle_of(stream));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <map>
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
@@ -44,28 +45,19 @@ FewRowsItem device_item(const plan::PlanData& plan, const plan::WorkItem& item) 
 
 bool joins_in_cluster(const FewRowsItem& item) { return item.num_splits > 1 && item.num_splits <= kClusterSize; }
 
-// Groups of items into bins of kClusterSize, each group whole: large groups first, each into the fullest bin that has
-// room. Bins keep the order in which they were opened, and groups come longest first, so long bins start first.
+// Places for groups of items in bins of kClusterSize, each group whole, each in a bin with least room for it.
 class Clusters {
  public:
-  void add(const std::vector<FewRowsItem>& group) {
-    const auto size = static_cast<int32_t>(group.size());
+  // The place of the group's first item; the others follow.
+  size_t add(int32_t size) {
     const int32_t bin = bin_with_room(size);
-    bins_[bin].insert(bins_[bin].end(), group.begin(), group.end());
-    const auto room = kClusterSize - static_cast<int32_t>(bins_[bin].size());
-    by_room_[room].push_back(bin);
+    const int32_t used = used_[bin];
+    used_[bin] += size;
+    by_room_[kClusterSize - used_[bin]].push_back(bin);
+    return static_cast<size_t>(bin) * kClusterSize + used;
   }
 
-  std::vector<FewRowsItem> items() const {
-    FewRowsItem nothing{};
-    nothing.kv_head = -1;
-    std::vector<FewRowsItem> all;
-    for (const std::vector<FewRowsItem>& bin : bins_) {
-      all.insert(all.end(), bin.begin(), bin.end());
-      all.insert(all.end(), kClusterSize - bin.size(), nothing);
-    }
-    return all;
-  }
+  size_t num_places() const { return used_.size() * kClusterSize; }
 
  private:
   int32_t bin_with_room(int32_t size) {
@@ -75,39 +67,50 @@ class Clusters {
       by_room_[room].pop_back();
       return bin;
     }
-    bins_.emplace_back();
-    return static_cast<int32_t>(bins_.size()) - 1;
+    used_.push_back(0);
+    return static_cast<int32_t>(used_.size()) - 1;
   }
 
-  std::vector<std::vector<FewRowsItem>> bins_;
+  std::vector<int32_t> used_;                               // of each bin
   std::array<std::vector<int32_t>, kClusterSize> by_room_;  // bins, by the items that still fit
 };
 
-// Joins of at most kClusterSize splits stand side by side within a cluster; all else fills the gaps.
-std::vector<FewRowsItem> clustered(const std::vector<FewRowsItem>& items) {
-  std::map<int, std::vector<FewRowsItem>> joins;  // by ticket
-  std::vector<std::vector<FewRowsItem>> groups;
-  std::vector<int> order;  // tickets, by their longest item
-  std::vector<FewRowsItem> singles;
-  for (FewRowsItem item : items) {
-    if (!joins_in_cluster(item)) {
-      singles.push_back(item);
-      continue;
-    }
-    std::vector<FewRowsItem>& join = joins[item.ticket];
-    if (join.empty()) order.push_back(item.ticket);
-    item.ticket = -1;
-    join.push_back(item);
+// The first place of each join that is in a cluster, by ticket; -1 for others. Large joins first, and among equals
+// those with the longest item: bins start in the order in which they were opened.
+std::vector<int64_t> places_of_joins(const std::vector<FewRowsItem>& items, size_t num_merges, Clusters& clusters) {
+  std::array<std::vector<int>, kClusterSize + 1> tickets;  // by the number of splits
+  std::vector<int64_t> places(num_merges, -1);
+  for (const FewRowsItem& item : items) {
+    if (!joins_in_cluster(item) || places[item.ticket] == 0) continue;
+    places[item.ticket] = 0;
+    tickets[item.num_splits].push_back(item.ticket);
   }
-  for (const int ticket : order) groups.push_back(std::move(joins[ticket]));
-  std::stable_sort(groups.begin(), groups.end(), [](const auto& a, const auto& b) { return a.size() > b.size(); });
+  for (int32_t size = kClusterSize; size > 1; --size) {
+    for (const int ticket : tickets[size]) places[ticket] = static_cast<int64_t>(clusters.add(size));
+  }
+  return places;
+}
+
+// Joins of at most kClusterSize splits stand side by side within a cluster; all else fills the gaps. No container for
+// each join: there are thousands in a step, and this is most of what planning costs.
+std::vector<FewRowsItem> clustered(const std::vector<FewRowsItem>& items, size_t num_merges) {
   Clusters clusters;
-  for (std::vector<FewRowsItem>& group : groups) {
-    std::sort(group.begin(), group.end(), [](const auto& a, const auto& b) { return a.split < b.split; });
-    clusters.add(group);
+  const std::vector<int64_t> place_of_join = places_of_joins(items, num_merges, clusters);
+  std::vector<size_t> places;
+  places.reserve(items.size());
+  for (const FewRowsItem& item : items) {
+    places.push_back(joins_in_cluster(item) ? static_cast<size_t>(place_of_join[item.ticket]) + item.split
+                                            : clusters.add(1));
   }
-  for (const FewRowsItem& item : singles) clusters.add({item});
-  return clusters.items();
+  FewRowsItem nothing{};
+  nothing.kv_head = -1;
+  std::vector<FewRowsItem> placed(clusters.num_places(), nothing);
+  for (size_t i = 0; i < items.size(); ++i) {
+    FewRowsItem& item = placed[places[i]];
+    item = items[i];
+    if (joins_in_cluster(item)) item.ticket = -1;
+  }
+  return placed;
 }
 
 }  // namespace
@@ -117,13 +120,15 @@ std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan) {
   for (const plan::WorkItem& item : plan.items) {
     if (!item.few_rows) continue;
     const int32_t rows = (item.query_end - item.query_begin) * plan.layer.group_size();
-    by_tile[index::few_rows::tile_rows(rows)].push_back(device_item(plan, item));
+    std::vector<FewRowsItem>& items = by_tile[index::few_rows::tile_rows(rows)];
+    if (items.empty()) items.reserve(plan.items.size());
+    items.push_back(device_item(plan, item));
   }
   std::vector<FewRowsList> lists;
   for (auto& [tile_q, items] : by_tile) {
     const auto joining = std::count_if(items.begin(), items.end(), joins_in_cluster);
     const bool in_clusters = 2 * joining > static_cast<int64_t>(items.size());
-    lists.push_back({tile_q, in_clusters, in_clusters ? clustered(items) : std::move(items)});
+    lists.push_back({tile_q, in_clusters, in_clusters ? clustered(items, plan.merges.size()) : std::move(items)});
   }
   return lists;
 }

@@ -4,9 +4,12 @@
 
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <optional>
 
 #include "core/checks.hpp"
+#include "cuda/block_cache.hpp"
 #include "jit/driver.hpp"
 
 namespace qkv::cuda {
@@ -18,12 +21,17 @@ int32_t attribute(const jit::Driver& driver, jit::CUdevice_attribute which, jit:
   return value;
 }
 
+// Beyond this, memory goes back to the driver: plans of ordinary steps fit, a lone giant does not stay.
+constexpr size_t kMaxKeptBytes = size_t{256} << 20;
+
 struct DeviceEntry {
   jit::CUcontext context = nullptr;  // the primary one, retained for the process's life
   DeviceFacts facts;
+  std::mutex blocks_mutex;
+  BlockCache blocks{kMaxKeptBytes};
 };
 
-DeviceEntry open_device(int32_t index) {
+std::unique_ptr<DeviceEntry> open_device(int32_t index) {
   const jit::Driver& driver = jit::driver();
   if (index < 0 || index >= driver.num_devices) {
     refuse("device.index", index, fmt::format("0 to {}: this machine's GPUs", driver.num_devices - 1),
@@ -33,21 +41,22 @@ DeviceEntry open_device(int32_t index) {
   jit::check(driver.device_get(&device, index), "cuDeviceGet");
   const int32_t major = attribute(driver, jit::CUdevice_attribute::compute_capability_major, device);
   const int32_t minor = attribute(driver, jit::CUdevice_attribute::compute_capability_minor, device);
-  DeviceEntry entry;
-  entry.facts.arch = arch_of(index, major, minor);
-  entry.facts.num_multiprocessors = attribute(driver, jit::CUdevice_attribute::multiprocessor_count, device);
-  entry.facts.max_shared_bytes = attribute(driver, jit::CUdevice_attribute::max_shared_bytes_per_block, device);
-  jit::check(driver.device_primary_ctx_retain(&entry.context, device), "cuDevicePrimaryCtxRetain");
+  auto entry = std::make_unique<DeviceEntry>();
+  entry->facts.arch = arch_of(index, major, minor);
+  entry->facts.num_multiprocessors = attribute(driver, jit::CUdevice_attribute::multiprocessor_count, device);
+  entry->facts.max_shared_bytes = attribute(driver, jit::CUdevice_attribute::max_shared_bytes_per_block, device);
+  jit::check(driver.device_primary_ctx_retain(&entry->context, device), "cuDevicePrimaryCtxRetain");
   return entry;
 }
 
-const DeviceEntry& device_entry(int32_t index) {
+DeviceEntry& device_entry(int32_t index) {
   static std::mutex mutex;
-  static std::map<int32_t, DeviceEntry> entries;
+  // Never destroyed: buffers of static owners may end after it.
+  static auto& entries = *new std::map<int32_t, std::unique_ptr<DeviceEntry>>();
   const std::lock_guard lock(mutex);
   auto found = entries.find(index);
   if (found == entries.end()) found = entries.emplace(index, open_device(index)).first;
-  return found->second;
+  return *found->second;
 }
 
 }  // namespace
@@ -76,16 +85,63 @@ CurrentDevice::~CurrentDevice() {
   if (changed_) jit::driver().ctx_set_current(before_);
 }
 
+namespace {
+
+void free_blocks(const std::vector<Block>& blocks) {
+  for (const Block& block : blocks) jit::driver().mem_free(block.address);
+}
+
+// Where memory is short, what is kept for others goes first.
+jit::CUdeviceptr allocate(DeviceEntry& entry, size_t bytes) {
+  jit::CUdeviceptr address = 0;
+  if (jit::driver().mem_alloc(&address, bytes) == jit::kSuccess) return address;
+  {
+    const std::lock_guard lock(entry.blocks_mutex);
+    free_blocks(entry.blocks.drain());
+  }
+  jit::check(jit::driver().mem_alloc(&address, bytes), "cuMemAlloc", [&] { return fmt::format("{} bytes", bytes); });
+  return address;
+}
+
+}  // namespace
+
 DeviceBuffer::DeviceBuffer(int32_t device_index, size_t bytes) : device_index_(device_index) {
   if (bytes == 0) return;
   const CurrentDevice current(device_index);
-  jit::check(jit::driver().mem_alloc(&address_, bytes), "cuMemAlloc", [&] { return fmt::format("{} bytes", bytes); });
+  address_ = allocate(device_entry(device_index), bytes);
+}
+
+DeviceBuffer DeviceBuffer::on_stream(int32_t device_index, size_t bytes, jit::CUstream stream) {
+  DeviceBuffer buffer;
+  if (bytes == 0) return buffer;
+  const CurrentDevice current(device_index);
+  DeviceEntry& entry = device_entry(device_index);
+  std::optional<Block> block;
+  {
+    const std::lock_guard lock(entry.blocks_mutex);
+    block = entry.blocks.take(bytes, stream);
+  }
+  if (!block) {
+    const size_t asked = BlockCache::bytes_to_ask(bytes);
+    block = Block{allocate(entry, asked), asked};
+  }
+  buffer.address_ = block->address;
+  buffer.device_index_ = device_index;
+  buffer.kept_bytes_ = block->bytes;
+  buffer.stream_ = stream;
+  return buffer;
 }
 
 DeviceBuffer::~DeviceBuffer() {
   if (address_ == 0) return;
   const CurrentDevice current(device_index_);
-  jit::driver().mem_free(address_);
+  if (kept_bytes_ == 0) {
+    jit::driver().mem_free(address_);
+    return;
+  }
+  DeviceEntry& entry = device_entry(device_index_);
+  const std::lock_guard lock(entry.blocks_mutex);
+  free_blocks(entry.blocks.give({address_, kept_bytes_}, stream_));
 }
 
 void DeviceBuffer::upload(const void* data, size_t bytes, jit::CUstream stream) const {
@@ -100,12 +156,6 @@ size_t Upload::add_bytes(const void* data, size_t bytes) {
   bytes_.resize(offset + bytes);
   if (bytes != 0) std::memcpy(bytes_.data() + offset, data, bytes);
   return offset;
-}
-
-DeviceBuffer Upload::place(int32_t device_index, jit::CUstream stream) const {
-  DeviceBuffer buffer(device_index, bytes_.size());
-  buffer.upload(bytes_.data(), bytes_.size(), stream);
-  return buffer;
 }
 
 }  // namespace qkv::cuda

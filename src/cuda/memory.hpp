@@ -40,7 +40,11 @@ const DeviceFacts& device_facts(int32_t index);
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
+  // Its end waits for all work of the device.
   DeviceBuffer(int32_t device_index, size_t bytes);
+  // Memory that is kept for the next buffer of the same stream, see block_cache.hpp. All that uses it must be ordered
+  // on this stream, or have run when the buffer ends. Neither begin nor end waits.
+  static DeviceBuffer on_stream(int32_t device_index, size_t bytes, jit::CUstream stream);
   ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&& other) noexcept { swap(other); }
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
@@ -60,9 +64,13 @@ class DeviceBuffer {
   void swap(DeviceBuffer& other) noexcept {
     std::swap(address_, other.address_);
     std::swap(device_index_, other.device_index_);
+    std::swap(kept_bytes_, other.kept_bytes_);
+    std::swap(stream_, other.stream_);
   }
   jit::CUdeviceptr address_ = 0;
   int32_t device_index_ = 0;
+  size_t kept_bytes_ = 0;  // of the block, where it is kept at the end
+  jit::CUstream stream_ = nullptr;
 };
 
 // Many small host arrays to the device in one copy.
@@ -73,7 +81,10 @@ class Upload {
   size_t add(const std::vector<T>& values) {
     return add_bytes(values.data(), values.size() * sizeof(T));
   }
-  DeviceBuffer place(int32_t device_index, jit::CUstream stream) const;
+  size_t num_bytes() const { return bytes_.size(); }
+  void place(const DeviceBuffer& buffer, jit::CUstream stream) const {
+    buffer.upload(bytes_.data(), bytes_.size(), stream);
+  }
 
  private:
   size_t add_bytes(const void* data, size_t bytes);

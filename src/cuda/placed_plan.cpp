@@ -49,6 +49,7 @@ WorkItem device_item(const plan::WorkItem& item) {
 
 std::vector<KeySegment> segments_of(const plan::PlanData& plan) {
   std::vector<KeySegment> segments;
+  segments.reserve(plan.segments.size());
   for (const mask::KeySegment& segment : plan.segments) {
     segments.push_back({segment.begin, segment.end, segment.tile_class == TileClass::full ? 1 : 0});
   }
@@ -112,11 +113,12 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, 
   const size_t slopes_at = upload.add(plan.alibi_slopes);
   std::vector<size_t> operands_at;
   for (const std::vector<int32_t>& operand : plan.operands) operands_at.push_back(upload.add(operand));
-  arrays_ = upload.place(device_index, stream);
+  arrays_ = DeviceBuffer::on_stream(device_index, upload.num_bytes(), stream);
+  upload.place(arrays_, stream);
 
   const auto rows = static_cast<size_t>(plan.num_state_rows);
   states_lse_offset_ = rows * plan.layer.value_dim() * sizeof(float);
-  states_ = DeviceBuffer(device_index, states_lse_offset_ + rows * sizeof(float));
+  states_ = DeviceBuffer::on_stream(device_index, states_lse_offset_ + rows * sizeof(float), stream);
 
   items = arrays_.as<const WorkItem>(items_at);
   for (size_t i = 0; i < few_rows_lists.size(); ++i) {
