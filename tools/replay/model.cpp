@@ -23,8 +23,8 @@ Model model_of(const ModelShape& shape) {
 
 std::string describe(const LayerKind& kind) {
   const LayerSpec& spec = kind.spec;
-  std::string text = fmt::format("{} layers of {}/{} heads, head size {}", kind.num_layers, spec.num_q_heads,
-                                 spec.num_kv_heads, spec.head_dim);
+  std::string text = fmt::format("{} layer{} of {}/{} heads, head size {}", kind.num_layers,
+                                 kind.num_layers == 1 ? "" : "s", spec.num_q_heads, spec.num_kv_heads, spec.head_dim);
   if (spec.value_dim() != spec.head_dim) text += fmt::format("/{}", spec.value_dim());
   text += fmt::format(", {}", to_string(spec.kv_dtype));
   if (kind.window_tokens > 0) text += fmt::format(", window {}", kind.window_tokens);
