@@ -99,6 +99,7 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, 
   Upload upload;
   const size_t items_at = upload.add(all);
   std::vector<size_t> lists_at;
+  lists_at.reserve(few_rows_lists.size());
   for (const FewRowsList& list : few_rows_lists) lists_at.push_back(upload.add(list.items));
   const size_t tickets_at = upload.add(std::vector<int>(few_rows_lists.empty() ? 0 : plan.merges.size()));
   const size_t cta_begin_at = upload.add(many.begin);

@@ -1,6 +1,7 @@
 // What only a GPU can show. Skipped where there is none; `make test-gpu` runs it and keeps tests/gpu/verified.json.
 #include <array>
 #include <cmath>
+#include <memory>
 
 #include "jit/driver.hpp"
 #include "support/small_layer.hpp"
@@ -144,6 +145,46 @@ TEST_F(gpu, a_captured_step_replays_with_the_same_bits) {
   driver.graph_exec_destroy(executable);
   driver.graph_destroy(graph);
   driver.stream_destroy(stream);
+}
+
+// A single call's plan ends before its work has run: the plan of the next call must not take its memory from it.
+TEST_F(gpu, calls_in_a_row_have_the_bits_of_calls_apart) {
+  auto c = bf16(case_of(8, 2, 128, {1, 40, 1, 1}, {5000, 900, 33, 9000}, false));
+  tools::CaseData data(c);
+  const tools::Placed query(data.query, kGpu), key(data.key, kGpu), value(data.value, kGpu);
+  // The first requests of the batch.
+  const auto call = [&](int64_t num_requests, const tools::Placed& out) {
+    const Batch batch = data.batch();
+    int64_t num_keys = 0;
+    for (int64_t r = 0; r < num_requests; ++r) num_keys += data.seq_lens[r];
+    VarlenArguments arguments;
+    arguments.query = query.view();
+    arguments.key = key.view().slice(0, 0, num_keys);
+    arguments.value = value.view().slice(0, 0, num_keys);
+    arguments.query_start_loc = batch.query_start_loc.slice(0, 0, num_requests + 1);
+    arguments.seq_lens = batch.seq_lens.slice(0, 0, num_requests);
+    arguments.mask = mask::causal();
+    arguments.out = out.view();
+    varlen_attention(arguments);
+  };
+  constexpr int kCalls = 12;
+  const auto requests_of = [](int i) { return i % 4 + 1; };
+  std::vector<tools::OwnedTensor> apart, in_a_row;
+  for (int i = 0; i < kCalls; ++i) {
+    for (auto* outs : {&apart, &in_a_row}) outs->emplace_back(DType::bf16, std::initializer_list<int64_t>{43, 8, 128});
+  }
+  for (int i = 0; i < kCalls; ++i) {
+    const tools::Placed out(apart[i], kGpu);
+    call(requests_of(i), out);
+    out.fetch();  // waits
+  }
+  std::vector<std::unique_ptr<tools::Placed>> outs;
+  for (tools::OwnedTensor& out : in_a_row) outs.push_back(std::make_unique<tools::Placed>(out, kGpu));
+  for (int i = 0; i < kCalls; ++i) call(requests_of(i), *outs[i]);
+  for (int i = 0; i < kCalls; ++i) {
+    outs[i]->fetch();
+    EXPECT_EQ(apart[i].buffer().bytes(), in_a_row[i].buffer().bytes()) << i;
+  }
 }
 
 TEST_F(gpu, merging_agrees_with_the_cpu) {

@@ -95,7 +95,7 @@ nlohmann::ordered_json setting_of(const Arguments& arguments, const ReplayOption
           {"pages", limits.num_pages},
           {"max_step_tokens", limits.max_step_tokens},
           {"max_requests", limits.max_requests},
-          {"caches_a_kind", arguments.max_caches},
+          {"caches", arguments.max_caches > 0 ? std::to_string(arguments.max_caches) : "one a layer"},
           {"version", version()}};
 }
 
@@ -117,11 +117,11 @@ void print_setting(const nlohmann::ordered_json& setting, const std::vector<Trac
 }
 
 // Opened before anything runs: an hour's numbers shall not be lost to a mistyped folder.
-std::ofstream open_json(const std::string& path) {
+std::ofstream open_file(const char* option, const std::string& path) {
   std::ofstream file;
   if (path.empty()) return file;
   file.open(path);
-  if (!file) throw Error(ErrorCode::unavailable, "--json", path, "a file that can be written");
+  if (!file) throw Error(ErrorCode::unavailable, option, path, "a file that can be written");
   return file;
 }
 
@@ -136,7 +136,8 @@ void run(const Arguments& arguments) {
   const RunSizes sizes{options.limits.max_step_tokens, options.limits.num_pages,
                        arguments.max_caches > 0 ? arguments.max_caches : std::numeric_limits<int32_t>::max()};
   const MemoryNeeds needs = memory_needs(model, sizes);
-  std::ofstream json = open_json(arguments.json_path);
+  std::ofstream json = open_file("--json", arguments.json_path);
+  open_file("--png", arguments.png_path);
   Report report(setting_of(arguments, options, model, device), options.limits.num_pages,
                 static_cast<int64_t>(trace.size()));
   print_setting(report.setting(), trace, needs);

@@ -2,7 +2,9 @@
 // their caches and the activations, all made at creation at the declared maxima.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <vector>
 
 #include "model.hpp"
