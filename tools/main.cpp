@@ -6,6 +6,7 @@
 #include <exception>
 #include <string>
 
+#include "cache.hpp"
 #include "check.hpp"
 #include "mask.hpp"
 #include "qkv/device.hpp"
@@ -34,6 +35,7 @@ int run(int argc, char** argv) {
     const auto kind = matrix_device == "cuda" ? qkv::DeviceKind::cuda : qkv::DeviceKind::cpu;
     fmt::print("{}", qkv::support_matrix(kind));
   });
+  qkv::tools::add_cache_command(app);
   qkv::tools::add_check_command(app);
   qkv::tools::add_mask_command(app);
   qkv::replay::add_replay_command(app);

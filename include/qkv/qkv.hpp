@@ -5,6 +5,7 @@
 #include "qkv/batch.hpp"
 #include "qkv/cuda.hpp"
 #include "qkv/device.hpp"
+#include "qkv/kernel_cache.hpp"
 #include "qkv/layer.hpp"
 #include "qkv/mask.hpp"
 #include "qkv/ops.hpp"
@@ -12,3 +13,4 @@
 #include "qkv/reference.hpp"
 #include "qkv/status.hpp"
 #include "qkv/tensor.hpp"
+#include "qkv/warmup.hpp"

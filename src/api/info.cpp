@@ -2,6 +2,7 @@
 
 #include "core/environment.hpp"
 #include "cpu/kernels.hpp"
+#include "jit/disk_cache.hpp"
 #include "jit/driver.hpp"
 #include "jit/nvrtc_library.hpp"
 #include "qkv/device.hpp"
@@ -39,6 +40,10 @@ std::string info() {
   text += fmt::format("cpu threads            {}\n", answer_or_error([] { return num_threads(); }));
   text += fmt::format("cuda driver            {}\n", jit::probe_driver().text);
   text += fmt::format("cuda compiler (NVRTC)  {}\n", jit::probe_nvrtc().text);
+  text += fmt::format("cuda kernels on disk   {}\n", answer_or_error([] {
+                        const jit::CachePlace place = jit::cache_place();
+                        return place.folder.empty() ? place.origin : fmt::format("{} ({})", place.folder, place.origin);
+                      }));
   for (const char* name : kEnvironmentNames) {
     text += fmt::format("{:<22} {}\n", name, environment(name).value_or("(not set)"));
   }

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 #include <xxhash.h>
 
-#include <cstdio>
 #include <memory>
 #include <string_view>
 
 #include "core/checks.hpp"
-#include "core/environment.hpp"
+#include "jit/compile_news.hpp"
 #include "jit/driver.hpp"
+#include "jit/nvrtc_library.hpp"
 
 namespace qkv::jit {
 namespace {
@@ -46,6 +46,8 @@ class CudaToolchain final : public Toolchain {
     return id;
   }
 
+  std::string compiler() const override { return fmt::format("NVRTC {}.{}", nvrtc().major, nvrtc().minor); }
+
   Compiled compile(const Source& source) const override { return jit::compile(source); }
 
   Kernel load(const Source& source, const Compiled& compiled) const override {
@@ -75,11 +77,14 @@ std::string hash_of(std::span<const Header> headers) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-void log_compile(const Source& source, const Compiled& compiled) {
-  if (environment("QKV_LOG") != "compile") return;
-  const KernelUsage& usage = compiled.usage;
-  fmt::print(stderr, "qkv compile: {} ({}): {:.2f} s, {} registers, spills {} + {} bytes\n", source.name, source.arch,
-             compiled.seconds, usage.registers, usage.spill_store_bytes, usage.spill_load_bytes);
+CompileEvent event_of(CompileEvent::Kind kind, const Source& source, int64_t index, const Compiled& compiled = {}) {
+  return {kind,
+          source.name,
+          source.arch,
+          index,
+          compiled.seconds,
+          compiled.usage.registers,
+          compiled.usage.spill_store_bytes + compiled.usage.spill_load_bytes};
 }
 
 }  // namespace
@@ -104,15 +109,41 @@ const Compiled& Kernels::compiled(const Source& source) {
 }
 
 Compiled Kernels::obtain(const Source& source) {
-  ++compiles_so_far_;
-  Compiled compiled = toolchain_.compile(source);
-  log_compile(source, compiled);
+  if (cache_ == nullptr) return compile(source);
+  bool was_compiled = false;
+  const CacheEntry wanted{source.name, toolchain_.compiler(), source.arch, key_text(source), {}};
+  Compiled compiled = cache_->get(wanted, [&] {
+    was_compiled = true;
+    return compile(source);
+  });
+  if (!was_compiled) report(event_of(CompileEvent::Kind::from_cache, source, compiles_so_far_, compiled));
+  return compiled;
+}
+
+Compiled Kernels::compile(const Source& source) {
+  using enum CompileEvent::Kind;
+  const int64_t index = ++compiles_so_far_;
+  report(event_of(started, source, index));
+  Compiled compiled;
+  try {
+    compiled = toolchain_.compile(source);
+  } catch (...) {
+    report(event_of(failed, source, index));
+    throw;
+  }
+  report(event_of(finished, source, index, compiled));
   return compiled;
 }
 
 Kernels& kernels() {
-  static Kernels table(cuda_toolchain());
+  static Kernels table(cuda_toolchain(), &disk_cache());
   return table;
 }
 
 }  // namespace qkv::jit
+
+namespace qkv {
+
+int64_t num_compiles() { return jit::kernels().compiles_so_far(); }
+
+}  // namespace qkv

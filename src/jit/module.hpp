@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "jit/cuda_api.hpp"
+#include "jit/disk_cache.hpp"
 #include "jit/nvrtc.hpp"
 #include "jit/once_table.hpp"
 
@@ -25,6 +26,8 @@ class Toolchain {
   virtual ~Toolchain() = default;
   // Names the CUDA context that is current on this thread; never given out twice.
   virtual uint64_t current_context() const = 0;
+  // "NVRTC 13.0": another compiler makes other code.
+  virtual std::string compiler() const = 0;
   virtual Compiled compile(const Source& source) const = 0;
   // Into the current context.
   virtual Kernel load(const Source& source, const Compiled& compiled) const = 0;
@@ -38,7 +41,8 @@ std::string key_text(const Source& source);
 
 class Kernels {
  public:
-  explicit Kernels(const Toolchain& toolchain) : toolchain_(toolchain) {}
+  // With a cache on disk the compiler runs only for what is not there.
+  explicit Kernels(const Toolchain& toolchain, DiskCache* cache = nullptr) : toolchain_(toolchain), cache_(cache) {}
 
   // For the context that is current on this thread. The kernel stays for the process's life. May be called from many
   // threads; a failure is thrown to all who wait for it and forgotten.
@@ -53,14 +57,16 @@ class Kernels {
  private:
   // Where machine code comes from.
   Compiled obtain(const Source& source);
+  Compiled compile(const Source& source);
 
   const Toolchain& toolchain_;
+  DiskCache* const cache_;
   std::atomic<int64_t> compiles_so_far_ = 0;
   OnceTable<std::string, Compiled> compiled_;
   OnceTable<std::pair<uint64_t, std::string>, Kernel> loaded_;
 };
 
-// The process's table, over cuda_toolchain().
+// The process's table, over cuda_toolchain() and disk_cache().
 Kernels& kernels();
 
 }  // namespace qkv::jit

@@ -12,6 +12,7 @@
 
 #include "jit/driver.hpp"
 #include "jit/needs_nvrtc.hpp"
+#include "qkv/warmup.hpp"
 
 namespace qkv {
 namespace {
@@ -28,6 +29,8 @@ jit::Source source(const std::string& text, const std::string& arch = "sm_80") {
 class CountingToolchain : public jit::Toolchain {
  public:
   uint64_t current_context() const override { return context; }
+
+  std::string compiler() const override { return "a compiler"; }
 
   jit::Compiled compile(const jit::Source& source) const override {
     ++compiles;
@@ -192,19 +195,47 @@ TEST_F(KernelsOfNvrtc, are_compiled_on_many_threads) {
   EXPECT_EQ(kernels.compiles_so_far(), kThreads / 2);
 }
 
-TEST(Kernels, log_line_of_a_compile_on_demand) {
+std::string said_of_compiles(const char* log_setting) {
   const CountingToolchain toolchain;
   jit::Kernels kernels(toolchain);
-  setenv("QKV_LOG", "compile", 1);
+  setenv("QKV_LOG", log_setting, 1);
   testing::internal::CaptureStderr();
   kernels.get(source("a"));
   kernels.get(source("a"));
-  const std::string logged = testing::internal::GetCapturedStderr();
-  unsetenv("QKV_LOG");
-  EXPECT_EQ(logged, "qkv compile: kernel of a (sm_80): 0.00 s, 8 registers, spills 0 + 0 bytes\n");
-  testing::internal::CaptureStderr();
   kernels.get(source("b"));
+  unsetenv("QKV_LOG");
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(Kernels, casebook_113_begin_and_end_of_each_compile_are_said) {
+  EXPECT_EQ(said_of_compiles(""),
+            "qkv compile 1: kernel of a …\n"
+            "qkv compile 1: kernel of a: 0.00 s, 8 registers, 0 bytes of spills\n"
+            "qkv compile 2: kernel of b …\n"
+            "qkv compile 2: kernel of b: 0.00 s, 8 registers, 0 bytes of spills\n");
+  EXPECT_EQ(said_of_compiles("quiet"), "");
+}
+
+TEST(Kernels, casebook_113_callback_replaces_the_lines) {
+  CountingToolchain toolchain;
+  toolchain.failures = 1;
+  jit::Kernels kernels(toolchain);
+  std::vector<CompileEvent> events;
+  set_compile_callback([&](const CompileEvent& event) { events.push_back(event); });
+  testing::internal::CaptureStderr();
+  EXPECT_THROW(kernels.get(source("a")), Error);
+  kernels.get(source("a"));
+  kernels.get(source("a"));
+  set_compile_callback({});
   EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  using enum CompileEvent::Kind;
+  const std::pair<CompileEvent::Kind, int64_t> expected[] = {{started, 1}, {failed, 1}, {started, 2}, {finished, 2}};
+  ASSERT_EQ(events.size(), std::size(expected));
+  for (size_t i = 0; i < events.size(); ++i) {
+    EXPECT_EQ(std::pair(events[i].kind, events[i].index), expected[i]) << i;
+    EXPECT_EQ(events[i].kernel, "kernel of a");
+  }
+  EXPECT_EQ(events.back().registers, 8);
 }
 
 TEST(Kernels, without_a_driver_the_error_names_its_library) {

@@ -7,7 +7,7 @@
 
 namespace qkv {
 
-class NeedsNvrtc : public testing::Test {
+class NeedsNvrtc : public ::testing::Test {
  protected:
   void SetUp() override {
     if (const jit::Probe probe = jit::probe_nvrtc(); !probe.usable) GTEST_SKIP() << "needs NVRTC: " << probe.text;
