@@ -58,6 +58,7 @@ NB_MODULE(_qkv, module) {
   qkv::python::bind_device(module);
   qkv::python::bind_mask(module);
   qkv::python::bind_layer(module);
+  qkv::python::bind_warmup(module);
   qkv::python::bind_attention(module);
   qkv::python::bind_ops(module);
 }

@@ -77,13 +77,16 @@ void bind_attention(nb::module_& module) {
       "stream on the layer's device, without torch the default stream. The CPU has none.")
       .def(
           "__init__",
-          [](DeviceAttention* self, const LayerSpec& spec, const std::string& name) {
+          [](DeviceAttention* self, const LayerSpec& spec, const std::string& name,
+             const std::optional<RequestBounds>& warm_up) {
             const Device device = parse_device(name);
             nb::gil_scoped_release released;  // kernels of several layers compile at the same time
-            new (self) DeviceAttention{Attention(spec, device), device};
+            new (self) DeviceAttention{Attention(spec, device, warm_up), device};
           },
-          nb::arg("spec"), nb::arg("device") = "cpu",
-          "Raises Error with all of explain()'s reasons if the layer cannot run on the device.")
+          nb::arg("spec"), nb::arg("device") = "cpu", nb::kw_only(), nb::arg("warm_up") = nb::none(),
+          "Raises Error with all of explain()'s reasons if the layer cannot run on the device.\n\n"
+          "warm_up: RequestBounds; on a GPU all kernels that requests within them can reach are compiled before it "
+          "returns. None: those of further kinds of batches are compiled when a plan first needs them.")
       .def_prop_ro("spec", [](const DeviceAttention& layer) { return layer.attention.spec(); })
       .def(
           "plan", &plan, nb::arg("batch"), nb::kw_only(), nb::arg("stream") = nb::none(),

@@ -12,6 +12,7 @@
 #include "qkv/device.hpp"
 #include "qkv/layer.hpp"
 #include "replay/command.hpp"
+#include "warmup.hpp"
 
 namespace {
 
@@ -39,6 +40,8 @@ int run(int argc, char** argv) {
   qkv::tools::add_check_command(app);
   qkv::tools::add_mask_command(app);
   qkv::replay::add_replay_command(app);
+  qkv::tools::add_warmup_command(app);
+  qkv::tools::add_why_command(app);
   CLI11_PARSE(app, argc, argv);
   return 0;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include "qkv/batch.hpp"
 #include "qkv/device.hpp"
@@ -9,6 +10,7 @@
 #include "qkv/layer.hpp"
 #include "qkv/plan.hpp"
 #include "qkv/tensor.hpp"
+#include "qkv/warmup.hpp"
 
 namespace qkv {
 
@@ -25,7 +27,9 @@ struct KvCache {
 class QKV_EXPORT Attention {
  public:
   // Throws Error with all of explain()'s reasons if the layer cannot run on the device.
-  explicit Attention(LayerSpec spec, Device device = {});
+  // On a GPU, `warm_up` compiles all kernels that requests within the bounds can reach before it returns, several at a
+  // time; without, those of further kinds of batches are compiled when a plan first needs them.
+  explicit Attention(LayerSpec spec, Device device = {}, const std::optional<RequestBounds>& warm_up = {});
   ~Attention();
   Attention(Attention&&) noexcept;
   Attention& operator=(Attention&&) noexcept;

@@ -3,6 +3,7 @@
 
 #include "qkv/attention.hpp"
 #include "qkv/batch.hpp"
+#include "qkv/compile.hpp"
 #include "qkv/cuda.hpp"
 #include "qkv/device.hpp"
 #include "qkv/kernel_cache.hpp"

@@ -1,36 +1,58 @@
-// When GPU kernels are compiled: news of each compile, and their count.
+// Compiles all GPU kernels that a run can reach, before it begins.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
+#include "qkv/device.hpp"
 #include "qkv/export.hpp"
+#include "qkv/layer.hpp"
 
 namespace qkv {
 
-struct CompileEvent {
-  enum class Kind : uint8_t {
-    started,
-    finished,
-    failed,
-    from_cache,  // read from disk; nothing was compiled
-  };
-  Kind kind = Kind::started;
-  std::string kernel;     // in words
-  std::string arch;       // "sm_90a"
-  int64_t index = 0;      // compiles of this process so far, this one included
-  double seconds = 0;     // of CPU; when finished
-  int32_t registers = 0;  // of a thread; when finished or from cache
-  int32_t spill_bytes = 0;
+// What is known of all requests to come. A request outside is served as well, by a kernel that is compiled then.
+struct RequestBounds {
+  int32_t max_query_len = INT32_MAX;  // new tokens in one step
+  int32_t max_model_len = INT32_MAX;  // keys, cached and new
 };
-using CompileCallback = std::function<void(const CompileEvent&)>;
 
-// Called on the thread that compiles, one call at a time; what it throws reaches whoever asked for the kernel. Replaces
-// the lines on stderr; an empty one brings them back.
-QKV_EXPORT void set_compile_callback(CompileCallback callback);
+// A kernel that a layer's batches can reach.
+struct WarmedKernel {
+  std::string name;       // in words
+  double seconds = 0;     // that it took to have it
+  bool compiled = false;  // else it was found on disk or in the process
+  std::string error;      // why there is none; empty = it is there
+};
 
-// How often this process has started the compiler. It stays where it is once all kernels in use are known.
-QKV_EXPORT int64_t num_compiles();
+struct WarmupOptions {
+  // The architecture to compile for, such as "sm_90a": no GPU is needed then. Empty: that of `device`.
+  std::string arch = {};
+  Device device = {DeviceKind::cuda, 0};
+  RequestBounds bounds = {};
+  int32_t num_threads = 0;  // that compile; 0 = as many as the process may use
+  // After each kernel, from one thread at a time: how many are done, of how many, and the kernel.
+  std::function<void(int32_t done, int32_t total, const WarmedKernel& kernel)> on_progress = {};
+};
+
+struct WarmupResult {
+  std::vector<WarmedKernel> kernels;  // in the order of the layers, each kernel once
+  std::vector<std::string> skipped;   // layers that cannot run there: which, and the first reason
+  double seconds = 0;                 // wall clock
+};
+
+// Compiles all kernels that batches of these layers can reach, and keeps them on disk and in the process. Layers that
+// share kernels cost one compile. A kernel that fails to compile is told in the result; nothing is thrown for it.
+QKV_EXPORT WarmupResult warmup(const std::vector<LayerSpec>& layers, const WarmupOptions& options = {});
+
+// Which forward kernel runs for which batches of a layer, for people. An empty arch is that of the first GPU. Throws
+// explain()'s first reason for a layer that is refused.
+struct KernelChoice {
+  std::string batches;  // "1 to 8 new tokens a request"
+  std::string kernel;   // "forward_sm90_few_rows"
+  std::string why;      // this one and not the kernel that is made for such batches; empty = it is that one
+};
+QKV_EXPORT std::vector<KernelChoice> kernel_choices(const LayerSpec& layer, const std::string& arch);
 
 }  // namespace qkv

@@ -16,6 +16,9 @@ from ._qkv import (
     MaskScene,
     MaskValue,
     Plan,
+    RequestBounds,
+    WarmedKernel,
+    WarmupResult,
     cache_write,
     classify_tile,
     draw_mask_png,
@@ -29,6 +32,7 @@ from ._qkv import (
     is_visible,
     lse_from_lse2,
     merge_states,
+    num_compiles,
     num_threads,
     operands_of,
     parse_mask,
@@ -36,6 +40,7 @@ from ._qkv import (
     support_matrix,
     varlen_attention,
     version,
+    warmup,
 )
 from .error import Error
 from .flash_attn import flash_attn_varlen_func
@@ -53,6 +58,9 @@ __all__ = [
     "MaskScene",
     "MaskValue",
     "Plan",
+    "RequestBounds",
+    "WarmedKernel",
+    "WarmupResult",
     "array",
     "cache_write",
     "classify_tile",
@@ -69,6 +77,7 @@ __all__ = [
     "lse_from_lse2",
     "mask",
     "merge_states",
+    "num_compiles",
     "num_threads",
     "operands_of",
     "parse_mask",
@@ -77,4 +86,5 @@ __all__ = [
     "support_matrix",
     "varlen_attention",
     "version",
+    "warmup",
 ]

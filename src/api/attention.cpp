@@ -43,10 +43,20 @@ LayerSpec checked(LayerSpec spec, Device device) {
   throw Error(first.code(), first.argument(), first.value(), std::move(allowed));
 }
 
+void warm(const LayerSpec& spec, Device device, const RequestBounds& bounds) {
+  WarmupOptions options;
+  options.device = device;
+  options.bounds = bounds;
+  for (const WarmedKernel& kernel : warmup({spec}, options).kernels) {
+    if (!kernel.error.empty()) refuse(kernel.name, kernel.error, "a kernel that compiles", ErrorCode::internal);
+  }
+}
+
 }  // namespace
 
-Attention::Attention(LayerSpec spec, Device device) {
+Attention::Attention(LayerSpec spec, Device device, const std::optional<RequestBounds>& warm_up) {
   spec = checked(std::move(spec), device);
+  if (warm_up && device.kind == DeviceKind::cuda) warm(spec, device, *warm_up);
   const uint64_t mask_hash = spec.effective_mask().hash();
   auto engine = api::engine_of(device).make_layer(spec);
   impl_.reset(new Impl{std::move(spec), device, mask_hash, std::move(engine)});

@@ -89,7 +89,8 @@ int64_t import_kernels(const std::string& path) {
   for (const jit::CacheEntry& entry : *entries) {
     const std::string reason =
         jit::write_file(folder, jit::entry_file_name(entry.compiler, entry.key), jit::to_bytes(entry));
-    if (!reason.empty()) refuse("kernel cache", folder + ": " + reason, "a folder to write to", ErrorCode::unavailable);
+    if (!reason.empty())
+      refuse("kernel cache", fmt::format("{}: {}", folder, reason), "a folder to write to", ErrorCode::unavailable);
   }
   jit::remove_least_used(folder, jit::kEntrySuffix, jit::cache_limit_bytes(), "");
   return static_cast<int64_t>(entries->size());

@@ -14,13 +14,13 @@
 #include "cuda/launch.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/placed_plan.hpp"
+#include "cuda/select.hpp"
 #include "jit/driver.hpp"
 #include "jit/module.hpp"
 
 namespace qkv::cuda {
 namespace {
 
-constexpr int32_t kFewRows = 16;  // one warp's rows of the sm80 kernel; its other warps share the keys
 constexpr uint32_t kMaxGridY = 65535;
 
 jit::CUstream handle_of(Stream stream) { return static_cast<jit::CUstream>(stream.handle); }
@@ -57,22 +57,22 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
 
 class CudaLayer final : public plan::LayerEngine {
  public:
-  CudaLayer(const LayerSpec& layer, int32_t device_index) : device_index_(device_index) {
+  CudaLayer(const LayerSpec& layer, int32_t device_index) : device_index_(device_index), layer_(layer) {
     const CurrentDevice current(device_index);
     const DeviceFacts& facts = device_facts(device_index);
-    if (ForwardSm90FewRows::supports(layer, facts)) {
+    kernels_ = forward_kernels(layer, facts);
+    if (kernels_.few_rows_sm90) {
       few_rows_sm90_.emplace(layer, facts);
     } else {
-      few_rows_sm80_.emplace(layer, facts, kFewRows);
+      few_rows_sm80_.emplace(layer, facts, kernels_.cut.few_rows);
     }
-    if (ForwardSm90ManyRows::supports(layer, facts)) {
+    if (kernels_.many_rows_sm90) {
       many_rows_sm90_.emplace(layer, facts);
       placement_.max_ctas = facts.num_multiprocessors;
     } else {
       many_rows_sm80_.emplace(layer, facts, 0);
     }
     placement_.few_rows_sm90 = few_rows_sm90_.has_value();
-    cut_rules_ = cut_rules(layer);
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
     if (layer.cache) cache_write_ = &jit::kernels().get(plain_source("cache_write", facts.arch));
     if (layer.cache && is_checked_mode()) index_check_.emplace(device_index, facts.arch);
@@ -86,9 +86,7 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
   index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const override {
-    const int64_t rows = static_cast<int64_t>(q_len) * cut_rules_.group_size;
-    if (few_rows_sm90_ && rows <= cut_rules_.few_rows) return few_rows_sm90_->cut_request(q_len, kv_len);
-    return index::cut_request(cut_rules_, q_len);
+    return cuda::cut_request(layer_, kernels_, q_len, kv_len);
   }
 
   void place(plan::PlanData& plan, Stream stream) const override {
@@ -134,14 +132,6 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
  private:
-  index::CutRules cut_rules(const LayerSpec& layer) const {
-    const int32_t few_rows = few_rows_sm90_ ? few_rows_sm90_->max_rows() : kFewRows;
-    const int32_t few_rows_tile_kv = few_rows_sm90_ ? 0 : few_rows_sm80_->tile_kv();
-    const int32_t tile_q = many_rows_sm90_ ? many_rows_sm90_->tile_q() : many_rows_sm80_->tile_q();
-    const int32_t tile_kv = many_rows_sm90_ ? many_rows_sm90_->tile_kv() : many_rows_sm80_->tile_kv();
-    return {layer.num_kv_heads, layer.group_size(), few_rows, few_rows_tile_kv, tile_kv, tile_q, tile_q};
-  }
-
   void fill(const plan::ForwardCall& call, ForwardParams& params) const {
     const LayerSpec& layer = call.layer;
     const int32_t head_axis = layer.cache ? 2 : 1;
@@ -189,8 +179,9 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
   int32_t device_index_;
+  LayerSpec layer_;
+  ForwardKernels kernels_{};
   PlacementRules placement_;
-  index::CutRules cut_rules_{};
   std::optional<ForwardSm80> few_rows_sm80_;  // one of the two
   std::optional<ForwardSm90FewRows> few_rows_sm90_;
   std::optional<ForwardSm80> many_rows_sm80_;  // one of the two

@@ -1,15 +1,27 @@
 #include "cuda/forward_sm80.hpp"
 
-#include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 
 namespace qkv::cuda {
 
-ForwardSm80::ForwardSm80(const LayerSpec& layer, const DeviceFacts& facts, int tile_q)
-    : shape_(index::forward_sm80_shape(layer.head_dim, layer.value_dim(), facts.max_shared_bytes)) {
-  if (tile_q != 0) shape_.tile_q = tile_q;
-  kernel_ = &jit::kernels().get(forward_source(layer, {"forward_sm80", facts.arch, shape_.tile_q, shape_.tile_kv}));
+namespace {
+
+index::ForwardSm80Shape shape_of(const LayerSpec& layer, const DeviceFacts& facts, int tile_q) {
+  auto shape = index::forward_sm80_shape(layer.head_dim, layer.value_dim(), facts.max_shared_bytes);
+  if (tile_q != 0) shape.tile_q = tile_q;
+  return shape;
 }
+
+}  // namespace
+
+ForwardKey ForwardSm80::key(const LayerSpec& layer, const DeviceFacts& facts, int tile_q) {
+  const index::ForwardSm80Shape shape = shape_of(layer, facts, tile_q);
+  return {"forward_sm80", facts.arch, shape.tile_q, shape.tile_kv};
+}
+
+ForwardSm80::ForwardSm80(const LayerSpec& layer, const DeviceFacts& facts, int tile_q)
+    : shape_(shape_of(layer, facts, tile_q)),
+      kernel_(&jit::kernels().get(forward_source(layer, key(layer, facts, tile_q)))) {}
 
 void ForwardSm80::run(const ForwardParams& params, int32_t num_items, jit::CUstream stream) const {
   if (num_items == 0) return;

@@ -3,6 +3,7 @@
 
 #include "core/index/forward_sm80_shape.hpp"
 #include "cuda/device/params.hpp"
+#include "cuda/kernel_key.hpp"
 #include "cuda/memory.hpp"
 #include "jit/module.hpp"
 #include "qkv/layer.hpp"
@@ -11,11 +12,11 @@ namespace qkv::cuda {
 
 class ForwardSm80 {
  public:
-  // Compiles the kernel for tiles of tile_q packed rows; 0 = as many as suit the head sizes.
+  // Of the kernel for tiles of tile_q packed rows; 0 = as many as suit the head sizes.
+  static ForwardKey key(const LayerSpec& layer, const DeviceFacts& facts, int tile_q);
+  // Compiles it.
   ForwardSm80(const LayerSpec& layer, const DeviceFacts& facts, int tile_q);
 
-  int tile_q() const { return shape_.tile_q; }
-  int tile_kv() const { return shape_.tile_kv; }
   void run(const ForwardParams& params, int32_t num_items, jit::CUstream stream) const;
 
  private:

@@ -2,7 +2,6 @@
 
 #include <bit>
 
-#include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 
@@ -28,6 +27,10 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, const c
                          jit::CUtensorMapL2promotion::none, name);
 }
 
+shape::LaunchShape shape_of(const LayerSpec& layer, const ForwardSm90FewRows::Variant& variant) {
+  return shape::launch_shape(layer.head_dim, layer.value_dim(), variant.tile_q, variant.few_items);
+}
+
 }  // namespace
 
 bool ForwardSm90FewRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
@@ -36,44 +39,43 @@ bool ForwardSm90FewRows::supports(const LayerSpec& layer, const DeviceFacts& fac
 }
 
 ForwardSm90FewRows::ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts& facts)
-    : layer_(layer), arch_(facts.arch), num_multiprocessors_(facts.num_multiprocessors) {
+    : layer_(layer), facts_(facts) {
   const int32_t tile_q = shape::tile_rows(layer.group_size());
   for (const bool few_items : {true, false}) {
     for (const bool clustered : {true, false}) kernel_of({tile_q, few_items, clustered});
   }
 }
 
-index::RequestCut ForwardSm90FewRows::cut_request(int32_t q_len, int32_t kv_len) const {
-  const int tile_q = shape::tile_rows(q_len * layer_.group_size());
-  return {true, q_len, shape::tile_keys(layer_.head_dim, layer_.value_dim(), tile_q),
-          shape::split_keys(kv_len, layer_.num_kv_heads, layer_.head_dim, layer_.value_dim(), tile_q)};
+index::RequestCut ForwardSm90FewRows::cut_request(const LayerSpec& layer, int32_t q_len, int32_t kv_len) {
+  const int tile_q = shape::tile_rows(q_len * layer.group_size());
+  return {true, q_len, shape::tile_keys(layer.head_dim, layer.value_dim(), tile_q),
+          shape::split_keys(kv_len, layer.num_kv_heads, layer.head_dim, layer.value_dim(), tile_q)};
 }
 
-shape::LaunchShape ForwardSm90FewRows::shape_of(const Variant& variant) const {
-  return shape::launch_shape(layer_.head_dim, layer_.value_dim(), variant.tile_q, variant.few_items);
+ForwardKey ForwardSm90FewRows::key(const LayerSpec& layer, const DeviceFacts& facts, const Variant& variant) {
+  const shape::LaunchShape launch = shape_of(layer, variant);
+  return {"forward_sm90_few_rows",
+          facts.arch,
+          variant.tile_q,
+          shape::tile_keys(layer.head_dim, layer.value_dim(), variant.tile_q),
+          {{"num_warps", launch.num_warps},
+           {"num_stages", launch.num_stages},
+           {"min_ctas", launch.min_ctas},
+           {"cluster_size", cluster_size(variant.clustered)}}};
 }
 
 const jit::Kernel& ForwardSm90FewRows::kernel_of(const Variant& variant) const {
   const int tile_number = std::countr_zero(static_cast<uint32_t>(variant.tile_q)) - 2;  // of 4, 8, 16, 32
   auto& kernel = kernels_[tile_number * 4 + (variant.few_items ? 2 : 0) + (variant.clustered ? 1 : 0)];
   if (const jit::Kernel* found = kernel) return *found;
-  const int tile_kv = shape::tile_keys(layer_.head_dim, layer_.value_dim(), variant.tile_q);
-  const shape::LaunchShape launch = shape_of(variant);
-  kernel = &jit::kernels().get(forward_source(layer_, {"forward_sm90_few_rows",
-                                                       arch_,
-                                                       variant.tile_q,
-                                                       tile_kv,
-                                                       {{"num_warps", launch.num_warps},
-                                                        {"num_stages", launch.num_stages},
-                                                        {"min_ctas", launch.min_ctas},
-                                                        {"cluster_size", cluster_size(variant.clustered)}}}));
+  kernel = &jit::kernels().get(forward_source(layer_, key(layer_, facts_, variant)));
   return *kernel;
 }
 
 void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams& params, const FewRowsLaunch& launch,
                              int* tickets, bool beside_earlier, jit::CUstream stream) const {
   const Variant variant = variant_of(launch);
-  const shape::LaunchShape shape = shape_of(variant);
+  const shape::LaunchShape shape = shape_of(layer_, variant);
   const bool paged = layer_.cache.has_value();
   const int32_t head_dim = layer_.head_dim;
   const int32_t head_dim_v = layer_.value_dim();

@@ -7,6 +7,7 @@
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/split.hpp"
 #include "cuda/device/few_rows_params.hpp"
+#include "cuda/kernel_key.hpp"
 #include "cuda/memory.hpp"
 #include "jit/module.hpp"
 #include "plan/engine.hpp"
@@ -21,15 +22,27 @@ struct FewRowsLaunch {
   const FewRowsItem* items;
 };
 
+// What supports() asks for, in words.
+inline constexpr const char* kFewRowsNeeds =
+    "sm_90a, head sizes that are multiples of 16 up to 256, and at most 32 query heads a KV head (16 where values are "
+    "wider than 128)";
+
 class ForwardSm90FewRows {
  public:
+  // What a kernel is compiled for besides the layer. None but tile_q changes bits.
+  struct Variant {
+    int32_t tile_q;
+    bool few_items;
+    bool clustered;
+  };
+
   static bool supports(const LayerSpec& layer, const DeviceFacts& facts);
+  static ForwardKey key(const LayerSpec& layer, const DeviceFacts& facts, const Variant& variant);
+  static index::RequestCut cut_request(const LayerSpec& layer, int32_t q_len, int32_t kv_len);
+
   // Compiles the kernels of steps with one new token a request.
   ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts& facts);
 
-  // Packed rows of a request, at most.
-  int32_t max_rows() const { return index::few_rows::max_rows(layer_.value_dim()); }
-  index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const;
   // Makes sure that the launch's kernel is there, so that run() never compiles.
   void prepare(const FewRowsLaunch& launch) const { kernel_of(variant_of(launch)); }
   // beside_earlier: the launch in front is the same batch's, of this kernel or of the many-rows kernel.
@@ -37,23 +50,15 @@ class ForwardSm90FewRows {
            bool beside_earlier, jit::CUstream stream) const;
 
  private:
-  // What a kernel is compiled for besides the layer. None but tile_q changes bits.
-  struct Variant {
-    int32_t tile_q;
-    bool few_items;
-    bool clustered;
-  };
   static constexpr int kNumVariants = 4 * 2 * 2;
 
   Variant variant_of(const FewRowsLaunch& launch) const {
-    return {launch.tile_q, launch.num_items <= num_multiprocessors_, launch.clustered};
+    return {launch.tile_q, launch.num_items <= facts_.num_multiprocessors, launch.clustered};
   }
-  index::few_rows::LaunchShape shape_of(const Variant& variant) const;
   const jit::Kernel& kernel_of(const Variant& variant) const;
 
   LayerSpec layer_;
-  std::string arch_;
-  int32_t num_multiprocessors_;
+  DeviceFacts facts_;
   // Each filled when first asked for; two threads that fill one find the same kernel.
   mutable std::array<std::atomic<const jit::Kernel*>, kNumVariants> kernels_{};
 };

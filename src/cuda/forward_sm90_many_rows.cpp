@@ -1,7 +1,6 @@
 #include "cuda/forward_sm90_many_rows.hpp"
 
 #include "cuda/device/many_rows_params.hpp"
-#include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 
@@ -47,11 +46,18 @@ bool ForwardSm90ManyRows::supports(const LayerSpec& layer, const DeviceFacts& fa
          index::many_rows_supports(layer.head_dim, layer.value_dim(), layer.cache ? layer.cache->page_size : 0);
 }
 
+ForwardKey ForwardSm90ManyRows::key(const LayerSpec& layer, const DeviceFacts& facts) {
+  const index::ManyRowsShape shape = index::many_rows_shape(layer.head_dim, layer.value_dim());
+  return {"forward_sm90_many_rows",
+          facts.arch,
+          index::many_rows_tile_q(shape),
+          shape.tile_kv,
+          {{"ping_pong", shape.ping_pong}}};
+}
+
 ForwardSm90ManyRows::ForwardSm90ManyRows(const LayerSpec& layer, const DeviceFacts& facts)
     : shape_(index::many_rows_shape(layer.head_dim, layer.value_dim())),
-      kernel_(&jit::kernels().get(forward_source(
-          layer,
-          {"forward_sm90_many_rows", facts.arch, tile_q(), shape_.tile_kv, {{"ping_pong", shape_.ping_pong}}}))) {}
+      kernel_(&jit::kernels().get(forward_source(layer, key(layer, facts)))) {}
 
 void ForwardSm90ManyRows::run(const plan::ForwardCall& call, const ForwardParams& params, const int* cta_begin,
                               int32_t num_ctas, jit::CUstream stream) const {

@@ -1,7 +1,7 @@
 // Tells the host program of compiles, or stderr where it has not asked.
 #pragma once
 
-#include "qkv/warmup.hpp"
+#include "qkv/compile.hpp"
 
 namespace qkv::jit {
 

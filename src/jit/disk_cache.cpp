@@ -73,7 +73,7 @@ std::optional<Compiled> DiskCache::load(const CacheEntry& wanted) {
   return std::move(entry->compiled);
 }
 
-void DiskCache::store(CacheEntry entry) {
+void DiskCache::store(const CacheEntry& entry) {
   const std::string name = entry_file_name(entry.compiler, entry.key);
   const std::string reason = write_file(folder_, name, to_bytes(entry));
   if (!reason.empty()) {

@@ -39,7 +39,7 @@ class DiskCache {
 
  private:
   std::optional<Compiled> load(const CacheEntry& wanted);
-  void store(CacheEntry entry);
+  void store(const CacheEntry& entry);
   void say_once(const std::string& about, const std::string& text);
 
   const std::string folder_;

@@ -105,12 +105,20 @@ const Kernel& Kernels::get(const Source& source) {
 }
 
 const Compiled& Kernels::compiled(const Source& source) {
-  return compiled_.get(key_text(source), [&] { return obtain(source); });
+  bool ignored = false;
+  return compiled_.get(key_text(source), [&] { return obtain(source, ignored); });
 }
 
-Compiled Kernels::obtain(const Source& source) {
-  if (cache_ == nullptr) return compile(source);
+bool Kernels::make_ready(const Source& source) {
   bool was_compiled = false;
+  compiled_.get(key_text(source), [&] { return obtain(source, was_compiled); });
+  return was_compiled;
+}
+
+Compiled Kernels::obtain(const Source& source, bool& was_compiled) {
+  was_compiled = true;
+  if (cache_ == nullptr) return compile(source);
+  was_compiled = false;
   const CacheEntry wanted{source.name, toolchain_.compiler(), source.arch, key_text(source), {}};
   Compiled compiled = cache_->get(wanted, [&] {
     was_compiled = true;

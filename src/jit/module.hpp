@@ -50,13 +50,15 @@ class Kernels {
 
   // The same without a device: compiles what get() would compile, for warm-up and checks.
   const Compiled& compiled(const Source& source);
+  // The same; whether this call has started the compiler.
+  bool make_ready(const Source& source);
 
   // How often the compiler has been started by this table, failures included.
   int64_t compiles_so_far() const { return compiles_so_far_; }
 
  private:
   // Where machine code comes from.
-  Compiled obtain(const Source& source);
+  Compiled obtain(const Source& source, bool& was_compiled);
   Compiled compile(const Source& source);
 
   const Toolchain& toolchain_;

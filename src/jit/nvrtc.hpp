@@ -24,6 +24,11 @@ struct Source {
   std::vector<std::string> options;  // besides arch, C++20 and -v for ptxas
 };
 
+// The same code, whatever it is called.
+inline bool operator==(const Source& a, const Source& b) {
+  return a.text == b.text && a.arch == b.arch && a.options == b.options && a.headers.data() == b.headers.data();
+}
+
 struct Compiled {
   std::string cubin;  // bytes; never empty
   std::string entry;  // the kernel's lowered name

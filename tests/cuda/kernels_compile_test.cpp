@@ -1,4 +1,5 @@
-// Every kernel of the test matrix compiles with NVRTC, without a GPU, and the main ones without spills.
+// Every kernel of the test matrix compiles with NVRTC alone, without a GPU, and the main ones without spills (casebook
+// 112).
 #include <gtest/gtest.h>
 
 #include "core/index/forward_sm80_shape.hpp"

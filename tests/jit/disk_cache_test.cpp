@@ -9,7 +9,7 @@
 #include "jit/cache_folder.hpp"
 #include "jit/module.hpp"
 #include "jit/needs_nvrtc.hpp"
-#include "qkv/warmup.hpp"
+#include "qkv/compile.hpp"
 
 namespace qkv {
 namespace {

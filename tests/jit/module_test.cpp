@@ -12,7 +12,7 @@
 
 #include "jit/driver.hpp"
 #include "jit/needs_nvrtc.hpp"
-#include "qkv/warmup.hpp"
+#include "qkv/compile.hpp"
 
 namespace qkv {
 namespace {

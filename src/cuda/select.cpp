@@ -1,0 +1,111 @@
+#include "cuda/select.hpp"
+
+#include <algorithm>
+
+#include "core/checks.hpp"
+#include "core/index/forward_sm90_few_rows_shape.hpp"
+#include "core/trace.hpp"
+#include "cuda/forward_sm80.hpp"
+
+namespace qkv::cuda {
+namespace {
+
+namespace few_rows = index::few_rows;
+
+constexpr int32_t kSm80FewRows = 16;  // one warp's rows of the sm80 kernel; its other warps share the keys
+
+// Bytes of shared memory that a CTA may ask for: facts of CUDA's compute capabilities.
+struct Architecture {
+  const char* name;
+  int32_t max_shared_bytes;
+};
+constexpr int32_t kKilobyte = 1024;
+constexpr Architecture kArchitectures[] = {
+    {"sm_80", 163 * kKilobyte},  {"sm_86", 99 * kKilobyte},   {"sm_87", 163 * kKilobyte},  {"sm_89", 99 * kKilobyte},
+    {"sm_90a", 227 * kKilobyte}, {"sm_100", 227 * kKilobyte}, {"sm_103", 227 * kKilobyte}, {"sm_110", 227 * kKilobyte},
+    {"sm_120", 99 * kKilobyte},  {"sm_121", 99 * kKilobyte},
+};
+
+// Whether requests of few rows and at most kv_len keys are ever cut into splits that join within a cluster.
+bool may_join(const LayerSpec& layer, const ForwardKernels& kernels, int64_t q_len, int64_t kv_len) {
+  const index::RequestCut cut = cut_request(layer, kernels, static_cast<int32_t>(q_len), static_cast<int32_t>(kv_len));
+  return cut.few_rows && kv_len > cut.split_keys;
+}
+
+// Requests of one token, two, … until all rows are many: from there on nothing changes any more.
+Axis query_lengths(const ForwardKernels& kernels, int64_t longest) {
+  const int64_t first_many = kernels.cut.few_rows / kernels.cut.group_size + 1;
+  return Axis::range(1, std::min(longest, first_many) + 1);
+}
+
+}  // namespace
+
+DeviceFacts facts_of_arch(const std::string& arch) {
+  std::string known;
+  for (const Architecture& architecture : kArchitectures) {
+    if (arch == architecture.name) return {arch, 0, architecture.max_shared_bytes};
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", architecture.name);
+  }
+  refuse("arch", arch, known);
+}
+
+ForwardKernels forward_kernels(const LayerSpec& layer, const DeviceFacts& facts) {
+  ForwardKernels kernels{};
+  kernels.few_rows_sm90 = ForwardSm90FewRows::supports(layer, facts);
+  kernels.many_rows_sm90 = ForwardSm90ManyRows::supports(layer, facts);
+  const ForwardKey many =
+      kernels.many_rows_sm90 ? ForwardSm90ManyRows::key(layer, facts) : ForwardSm80::key(layer, facts, 0);
+  kernels.cut.num_kv_heads = layer.num_kv_heads;
+  kernels.cut.group_size = layer.group_size();
+  kernels.cut.few_rows = kernels.few_rows_sm90 ? few_rows::max_rows(layer.value_dim()) : kSm80FewRows;
+  kernels.cut.few_rows_tile_kv =
+      kernels.few_rows_sm90 ? 0 : ForwardSm80::key(layer, facts, kSm80FewRows).tile_kv;  // sm_90's is the tile's own
+  kernels.cut.tile_kv = many.tile_kv;
+  kernels.cut.tile_q = kernels.cut.rows_per_item = many.tile_q;
+  return kernels;
+}
+
+ForwardKey forward_key(const LayerSpec& layer, const DeviceFacts& facts, const LaunchKind& launch) {
+  const ForwardKernels kernels = forward_kernels(layer, facts);
+  if (launch.num_rows > kernels.cut.few_rows) {
+    return kernels.many_rows_sm90 ? ForwardSm90ManyRows::key(layer, facts) : ForwardSm80::key(layer, facts, 0);
+  }
+  if (!kernels.few_rows_sm90) return ForwardSm80::key(layer, facts, kSm80FewRows);
+  const int32_t tile_q = few_rows::tile_rows(static_cast<int>(launch.num_rows));
+  return ForwardSm90FewRows::key(layer, facts, {tile_q, launch.few_items, launch.clustered});
+}
+
+index::RequestCut cut_request(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_len, int32_t kv_len) {
+  const int64_t num_rows = static_cast<int64_t>(q_len) * kernels.cut.group_size;
+  if (kernels.few_rows_sm90 && num_rows <= kernels.cut.few_rows) {
+    return ForwardSm90FewRows::cut_request(layer, q_len, kv_len);
+  }
+  return index::cut_request(kernels.cut, q_len);
+}
+
+std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceFacts& facts,
+                                           const RequestBounds& bounds) {
+  const ForwardKernels kernels = forward_kernels(layer, facts);
+  TraceDomain launches;  // of one list of items each
+  launches.add("q_len", query_lengths(kernels, bounds.max_query_len))
+      .add("few_items", Axis::choices({1, 0}))
+      .add("clustered", Axis::choices({1, 0}));
+  // The longest request is cut into the most splits; shorter ones are among the launches without clusters.
+  launches.keep_if([&](const TracePoint& at) {
+    return at.at("clustered") == 0 || may_join(layer, kernels, at.at("q_len"), bounds.max_model_len);
+  });
+  std::vector<jit::Source> sources = trace(launches, [&](const TracePoint& at) {
+    return forward_source(
+        layer, forward_key(layer, facts,
+                           {at.at("q_len") * layer.group_size(), at.at("few_items") != 0, at.at("clustered") != 0}));
+  });
+  sources.push_back(plain_source("merge_plan_states", facts.arch));
+  if (layer.cache) sources.push_back(plain_source("cache_write", facts.arch));
+  return sources;
+}
+
+std::vector<jit::Source> operation_sources(const DeviceFacts& facts) {
+  return {plain_source("merge_states", facts.arch), plain_source("cache_write", facts.arch)};
+}
+
+}  // namespace qkv::cuda

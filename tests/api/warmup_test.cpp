@@ -1,0 +1,167 @@
+// Warm-up as a program calls it: what is compiled, what is told, what is refused.
+#include "qkv/warmup.hpp"
+
+#include <gmock/gmock.h>
+
+#include <set>
+#include <stdexcept>
+
+#include "jit/needs_nvrtc.hpp"
+#include "qkv/compile.hpp"
+#include "qkv/cuda.hpp"
+#include "support/small_layer.hpp"
+
+namespace qkv {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+LayerSpec gpu_layer(int32_t head_dim) {
+  LayerSpec layer = testing::layer_of(4, 2, head_dim);
+  layer.query_dtype = layer.kv_dtype = DType::bf16;
+  layer.cache = CacheSpec{16};
+  return layer;
+}
+
+WarmupOptions for_sm80() {
+  WarmupOptions options;
+  options.arch = "sm_80";  // two forward kernels a layer
+  return options;
+}
+
+Error error_of(const std::vector<LayerSpec>& layers, const WarmupOptions& options) {
+  try {
+    warmup(layers, options);
+  } catch (const Error& error) {
+    return error;
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return {ErrorCode::internal, "", "", ""};
+}
+
+class Warmup : public NeedsNvrtc {
+ protected:
+  Warmup() {
+    set_compile_callback([](const CompileEvent&) {});
+  }
+  ~Warmup() override { set_compile_callback({}); }
+};
+
+TEST_F(Warmup, compiles_each_kernel_once_and_then_no_more) {
+  const int64_t before = num_compiles();
+  const std::vector<LayerSpec> layers = {gpu_layer(32), gpu_layer(32), gpu_layer(40)};
+  const WarmupResult first = warmup(layers, for_sm80());
+  // Two layers alike: 2 · 2 forward kernels, merge_plan_states, cache_write, merge_states.
+  EXPECT_THAT(first.kernels, SizeIs(7));
+  EXPECT_THAT(first.skipped, IsEmpty());
+  std::set<std::string> names;
+  for (const WarmedKernel& kernel : first.kernels) {
+    EXPECT_EQ(kernel.error, "");
+    names.insert(kernel.name);
+  }
+  EXPECT_THAT(names, SizeIs(7));
+  const int64_t after = num_compiles();
+  EXPECT_LE(after - before, 7);  // fewer where the cache has some
+  const WarmupResult second = warmup(layers, for_sm80());
+  EXPECT_EQ(num_compiles(), after);
+  for (const WarmedKernel& kernel : second.kernels) EXPECT_FALSE(kernel.compiled);
+}
+
+TEST_F(Warmup, progress_counts_every_kernel_though_threads_share_the_work) {
+  WarmupOptions options = for_sm80();
+  options.num_threads = 3;
+  std::vector<int32_t> counts;
+  std::vector<std::string> names;
+  options.on_progress = [&](int32_t done, int32_t total, const WarmedKernel& kernel) {
+    EXPECT_EQ(total, 5);
+    counts.push_back(done);
+    names.push_back(kernel.name);
+  };
+  const WarmupResult result = warmup({gpu_layer(48)}, options);
+  EXPECT_THAT(counts, ElementsAre(1, 2, 3, 4, 5));
+  std::vector<std::string> expected;
+  for (const WarmedKernel& kernel : result.kernels) expected.push_back(kernel.name);
+  EXPECT_THAT(names, ::testing::UnorderedElementsAreArray(expected));
+}
+
+TEST_F(Warmup, what_the_callback_throws_ends_it) {
+  WarmupOptions options = for_sm80();
+  options.num_threads = 2;
+  int calls = 0;
+  options.on_progress = [&](int32_t, int32_t, const WarmedKernel&) {
+    ++calls;
+    throw std::runtime_error("enough");
+  };
+  EXPECT_THROW(warmup({gpu_layer(48)}, options), std::runtime_error);
+  EXPECT_EQ(calls, 1);
+}
+
+TEST_F(Warmup, layers_that_cannot_run_are_skipped_with_the_reason) {
+  LayerSpec refused = gpu_layer(32);
+  refused.head_dim = 36;
+  const WarmupResult result = warmup({gpu_layer(32), refused}, for_sm80());
+  EXPECT_THAT(result.kernels, SizeIs(5));
+  EXPECT_THAT(result.skipped, ElementsAre(HasSubstr("layer 1: head_dim: got 36")));
+}
+
+TEST(WarmupRefuses, options_that_mean_nothing) {
+  WarmupOptions options = for_sm80();
+  options.num_threads = -1;
+  EXPECT_EQ(error_of({}, options).argument(), "num_threads");
+  options = for_sm80();
+  options.bounds.max_query_len = 0;
+  EXPECT_EQ(error_of({}, options).argument(), "bounds.max_query_len");
+  options = for_sm80();
+  options.bounds.max_model_len = -5;
+  EXPECT_EQ(error_of({}, options).argument(), "bounds.max_model_len");
+  options = for_sm80();
+  options.arch = "sm_50";
+  EXPECT_EQ(error_of({}, options).argument(), "arch");
+  options.arch = "";
+  options.device = {};
+  EXPECT_EQ(error_of({}, options).argument(), "device");
+}
+
+TEST(WarmupRefuses, no_gpu_and_no_architecture) {
+  if (num_cuda_devices() > 0) GTEST_SKIP() << "there is a GPU";
+  EXPECT_EQ(error_of({gpu_layer(32)}, {}).code(), ErrorCode::unavailable);
+}
+
+TEST(WarmupRefuses, nothing_for_no_layers) { EXPECT_THAT(warmup({}, for_sm80()).kernels, IsEmpty()); }
+
+TEST(KernelChoices, name_the_kernel_of_each_kind_of_batch_and_why_not_the_special_one) {
+  const auto fit = kernel_choices(gpu_layer(128), "sm_90a");
+  ASSERT_THAT(fit, SizeIs(2));
+  EXPECT_EQ(fit[0].batches, "1 to 16 new tokens a request");
+  EXPECT_EQ(fit[0].kernel, "forward_sm90_few_rows");
+  EXPECT_EQ(fit[0].why, "");
+  EXPECT_EQ(fit[1].batches, "17 or more new tokens a request");
+  EXPECT_EQ(fit[1].kernel, "forward_sm90_many_rows");
+
+  const auto other = kernel_choices(gpu_layer(72), "sm_90a");
+  EXPECT_EQ(other[0].kernel, "forward_sm80");
+  EXPECT_THAT(other[0].why, HasSubstr("multiples of 16"));
+  EXPECT_EQ(other[1].kernel, "forward_sm80");
+  EXPECT_THAT(other[1].why, HasSubstr("head sizes 64, 128"));
+}
+
+TEST(KernelChoices, layers_with_more_heads_than_few_rows_have_one_kind) {
+  LayerSpec layer = gpu_layer(128);
+  layer.num_q_heads = 64;
+  layer.num_kv_heads = 1;
+  const auto choices = kernel_choices(layer, "sm_90a");
+  ASSERT_THAT(choices, SizeIs(1));
+  EXPECT_EQ(choices[0].batches, "1 or more new tokens a request");
+}
+
+TEST(KernelChoices, refused_layer_throws_its_reason) {
+  LayerSpec layer = gpu_layer(128);
+  layer.query_dtype = DType::f32;
+  EXPECT_THROW(kernel_choices(layer, "sm_90a"), Error);
+}
+
+}  // namespace
+}  // namespace qkv

@@ -1,0 +1,189 @@
+// What warm-up compiles is what batches reach: the keys of thousands of random batches lie in the traced set, and every
+// traced key is met by one of them.
+#include "cuda/select.hpp"
+
+#include <gmock/gmock.h>
+
+#include <random>
+#include <set>
+
+#include "cuda/few_rows_lists.hpp"
+#include "jit/module.hpp"
+#include "plan/builder.hpp"
+#include "support/small_layer.hpp"
+
+namespace qkv::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int32_t kMultiprocessors = 132;
+
+DeviceFacts facts_of(const char* arch) {
+  DeviceFacts facts = facts_of_arch(arch);
+  facts.num_multiprocessors = kMultiprocessors;
+  return facts;
+}
+
+LayerSpec gpu_layer(int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim, int32_t head_dim_v = 0) {
+  LayerSpec layer = testing::layer_of(num_q_heads, num_kv_heads, head_dim);
+  layer.head_dim_v = head_dim_v;
+  layer.query_dtype = layer.kv_dtype = DType::bf16;
+  layer.cache.reset();  // plans of dense keys need no block table
+  return layer;
+}
+
+std::set<std::string> texts_of(const std::vector<jit::Source>& sources) {
+  std::set<std::string> texts;
+  for (const jit::Source& source : sources) texts.insert(jit::key_text(source));
+  EXPECT_EQ(texts.size(), sources.size()) << "a kernel is listed twice";
+  return texts;
+}
+
+// The sources that the engine asks for to run such a batch.
+std::vector<jit::Source> sources_of_batch(const LayerSpec& layer, const DeviceFacts& facts, std::vector<int32_t> q_lens,
+                                          std::vector<int32_t> kv_lens) {
+  std::vector<int32_t> starts = {0};
+  for (const int32_t q_len : q_lens) starts.push_back(starts.back() + q_len);
+  Batch batch;
+  batch.query_start_loc = Tensor::of(starts, {static_cast<int64_t>(starts.size())});
+  batch.seq_lens = Tensor::of(kv_lens, {static_cast<int64_t>(kv_lens.size())});
+  const ForwardKernels kernels = forward_kernels(layer, facts);
+  const plan::PlanData plan = plan::build(
+      layer, batch, [&](int32_t q_len, int32_t kv_len) { return cut_request(layer, kernels, q_len, kv_len); });
+  std::vector<ForwardKey> keys;
+  if (kernels.few_rows_sm90) {
+    for (const FewRowsList& list : make_few_rows_lists(plan)) {
+      const bool few_items = static_cast<int32_t>(list.items.size()) <= facts.num_multiprocessors;
+      keys.push_back(ForwardSm90FewRows::key(layer, facts, {list.tile_q, few_items, list.clustered}));
+    }
+  }
+  std::set<bool> seen;  // items of few rows, of many: each kind is one launch
+  for (const plan::WorkItem& item : plan.items) {
+    if ((item.few_rows && kernels.few_rows_sm90) || !seen.insert(item.few_rows).second) continue;
+    const int64_t num_rows = int64_t{q_lens[item.request]} * layer.group_size();
+    EXPECT_EQ(item.few_rows, num_rows <= kernels.cut.few_rows);
+    keys.push_back(forward_key(layer, facts, {num_rows, false, false}));
+  }
+  std::vector<jit::Source> sources;
+  for (const ForwardKey& key : keys) sources.push_back(forward_source(layer, key));
+  return sources;
+}
+
+struct Lengths {
+  std::vector<int32_t> q_lens, kv_lens;
+};
+
+// Steps of decode, of speculation, of prompts, and mixed; short and long contexts; few and many requests.
+Lengths random_lengths(std::mt19937& random, const RequestBounds& bounds) {
+  const auto upto = [&](int32_t most) { return std::uniform_int_distribution(0, most)(random); };
+  const int32_t longest_query = std::min(bounds.max_query_len, std::vector{1, 8, 40, 700}[upto(3)]);
+  const int32_t longest = std::min(bounds.max_model_len, std::vector{100, 1000, 5000, 40'000}[upto(3)]);
+  const bool alike = upto(1) == 0;
+  const int32_t q_len = upto(longest_query);
+  Lengths lengths;
+  for (int32_t i = upto(upto(3) == 0 ? 400 : 8); i >= 0; --i) {
+    const int32_t kv_len = alike ? longest - upto(longest / 2) : upto(longest);
+    lengths.kv_lens.push_back(kv_len);
+    lengths.q_lens.push_back(std::min(kv_len, alike ? q_len : upto(longest_query)));
+  }
+  return lengths;
+}
+
+void expect_trace_is_what_batches_reach(const LayerSpec& layer, const char* arch, const RequestBounds& bounds,
+                                        int32_t num_batches) {
+  const DeviceFacts facts = facts_of(arch);
+  const std::vector<jit::Source> traced = reachable_sources(layer, facts, bounds);
+  const std::set<std::string> expected = texts_of(traced);
+  std::set<std::string> reached;
+  std::mt19937 random(7);
+  for (int32_t i = 0; i < num_batches; ++i) {
+    const Lengths lengths = random_lengths(random, bounds);
+    for (const jit::Source& source : sources_of_batch(layer, facts, lengths.q_lens, lengths.kv_lens)) {
+      const std::string text = jit::key_text(source);
+      ASSERT_TRUE(expected.contains(text)) << source.name;
+      reached.insert(text);
+    }
+  }
+  for (const jit::Source& source : traced) {
+    if (!source.name.starts_with("forward")) continue;
+    EXPECT_TRUE(reached.contains(jit::key_text(source))) << "no batch reaches " << source.name;
+  }
+}
+
+TEST(select, no_batch_reaches_a_kernel_outside_the_trace_nor_is_one_in_vain) {
+  const RequestBounds unbounded;
+  for (const char* arch : {"sm_90a", "sm_80"}) {
+    expect_trace_is_what_batches_reach(gpu_layer(8, 2, 128), arch, unbounded, 1000);
+    expect_trace_is_what_batches_reach(gpu_layer(16, 2, 64), arch, unbounded, 1000);
+    expect_trace_is_what_batches_reach(gpu_layer(4, 4, 192, 128), arch, unbounded, 1000);
+    expect_trace_is_what_batches_reach(gpu_layer(8, 4, 256), arch, unbounded, 1000);
+    expect_trace_is_what_batches_reach(gpu_layer(3, 1, 72), arch, unbounded, 500);
+    expect_trace_is_what_batches_reach(gpu_layer(40, 1, 64), arch, unbounded, 500);
+    expect_trace_is_what_batches_reach(gpu_layer(20, 1, 64), arch, unbounded, 500);
+  }
+}
+
+TEST(select, bounds_leave_out_what_they_make_unreachable) {
+  const LayerSpec layer = gpu_layer(8, 2, 128);
+  const auto count = [&](const RequestBounds& bounds) {
+    return reachable_sources(layer, facts_of("sm_90a"), bounds).size();
+  };
+  for (const RequestBounds& bounds : {RequestBounds{1, INT32_MAX}, RequestBounds{4, INT32_MAX},
+                                      RequestBounds{INT32_MAX, 200}, RequestBounds{1, 1}, RequestBounds{3, 300}}) {
+    expect_trace_is_what_batches_reach(layer, "sm_90a", bounds, 1000);
+    EXPECT_LT(count(bounds), count({}));
+  }
+}
+
+// A window of 128 keys lies in two splits where one begins inside it; enough such requests make a clustered launch.
+TEST(select, windows_that_straddle_splits_are_reached_too) {
+  LayerSpec layer = gpu_layer(8, 1, 128);
+  layer.mask = mask::sliding_window(128);
+  const DeviceFacts facts = facts_of("sm_90a");
+  const ForwardKernels kernels = forward_kernels(layer, facts);
+  const std::set<std::string> expected = texts_of(reachable_sources(layer, facts, {}));
+  for (const int32_t q_len : {1, 2, 4}) {
+    int32_t kv_len = 2000;
+    while (kv_len % cut_request(layer, kernels, q_len, kv_len).split_keys != 60) ++kv_len;
+    const auto sources = sources_of_batch(layer, facts, std::vector(200, q_len), std::vector(200, kv_len));
+    ASSERT_EQ(sources.size(), 1U);
+    EXPECT_THAT(sources.front().name, HasSubstr("cluster_size 8"));
+    EXPECT_TRUE(expected.contains(jit::key_text(sources.front())));
+  }
+}
+
+TEST(select, keys_need_no_device_and_say_nothing_of_its_size) {
+  const LayerSpec layer = gpu_layer(8, 2, 128);
+  DeviceFacts larger = facts_of_arch("sm_90a");
+  larger.num_multiprocessors = 1000;
+  EXPECT_EQ(texts_of(reachable_sources(layer, facts_of_arch("sm_90a"), {})),
+            texts_of(reachable_sources(layer, larger, {})));
+}
+
+TEST(select, cache_and_merge_kernels_belong_to_the_layer) {
+  LayerSpec layer = gpu_layer(8, 2, 128);
+  const auto names = [&] {
+    std::string text;
+    for (const jit::Source& source : reachable_sources(layer, facts_of("sm_80"), {})) text += source.name + '\n';
+    return text;
+  };
+  EXPECT_THAT(names(), HasSubstr("merge_plan_states"));
+  EXPECT_THAT(names(), ::testing::Not(HasSubstr("cache_write")));
+  layer.cache = CacheSpec{16};
+  EXPECT_THAT(names(), HasSubstr("cache_write"));
+}
+
+TEST(select, unknown_architecture_is_refused_with_those_that_are_known) {
+  try {
+    facts_of_arch("sm_75");
+    FAIL() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.argument(), "arch");
+    EXPECT_EQ(error.value(), "sm_75");
+    EXPECT_THAT(error.allowed(), HasSubstr("sm_90a"));
+  }
+}
+
+}  // namespace
+}  // namespace qkv::cuda

@@ -1,0 +1,67 @@
+"""Warm-up from Python: what is compiled, told and refused. No GPU is needed."""
+
+import numpy as np
+import pytest
+import qkv
+
+
+def gpu_layer(head_dim=32):
+    return qkv.LayerSpec(
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        query_dtype="bf16",
+        kv_dtype="bf16",
+        cache=qkv.CacheSpec(page_size=16),
+    )
+
+
+needs_nvrtc = pytest.mark.skipif("libnvrtc: got" in qkv.info(), reason="needs NVRTC")
+
+
+@needs_nvrtc
+def test_each_kernel_is_told_and_a_second_warmup_compiles_nothing():
+    told = []
+    result = qkv.warmup([gpu_layer(), gpu_layer()], arch="sm_80", on_progress=lambda *news: told.append(news))
+    assert [(done, total) for done, total, _ in told] == [(i + 1, 5) for i in range(5)]
+    assert {kernel.name for _, _, kernel in told} == {kernel.name for kernel in result.kernels}
+    assert [kernel.error for kernel in result.kernels] == [""] * 5
+    assert result.skipped == []
+    before = qkv.num_compiles()
+    assert not any(kernel.compiled for kernel in qkv.warmup([gpu_layer()], arch="sm_80").kernels)
+    assert qkv.num_compiles() == before
+
+
+@needs_nvrtc
+def test_bounds_leave_kernels_out():
+    bounds = qkv.RequestBounds(max_query_len=1)
+    assert (bounds.max_query_len, bounds.max_model_len) == (1, np.iinfo(np.int32).max)
+    assert len(qkv.warmup([gpu_layer()], arch="sm_80", bounds=bounds).kernels) == 4
+
+
+@needs_nvrtc
+def test_what_the_callback_raises_ends_the_warmup():
+    def stop(*news):
+        raise KeyError(news)
+
+    with pytest.raises(KeyError):
+        qkv.warmup([gpu_layer()], arch="sm_80", on_progress=stop)
+
+
+@needs_nvrtc
+def test_layers_that_cannot_run_are_skipped():
+    result = qkv.warmup([gpu_layer(36)], arch="sm_80")
+    assert result.kernels == []
+    assert "head_dim: got 36" in result.skipped[0]
+
+
+def test_unknown_architecture_is_refused():
+    with pytest.raises(qkv.Error, match="sm_90a"):
+        qkv.warmup([gpu_layer()], arch="sm_50")
+
+
+def test_layer_on_the_cpu_has_nothing_to_warm_up():
+    before = qkv.num_compiles()
+    spec = qkv.LayerSpec(num_q_heads=4, num_kv_heads=2, head_dim=32)
+    qkv.Attention(spec, warm_up=qkv.RequestBounds(max_model_len=100))
+    assert qkv.num_compiles() == before

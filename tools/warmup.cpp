@@ -1,0 +1,167 @@
+#include "warmup.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "model_config.hpp"
+#include "qkv/compile.hpp"
+#include "qkv/cuda.hpp"
+#include "qkv/kernel_cache.hpp"
+#include "qkv/status.hpp"
+#include "qkv/warmup.hpp"
+
+namespace qkv::tools {
+namespace {
+
+struct Options {
+  std::string model;
+  std::string arch;
+  ServingOptions serving;
+  int32_t max_model_len = 0;
+  int32_t num_threads = 0;
+};
+
+void add_model_options(CLI::App& command, Options& options) {
+  command.add_option("--model", options.model, "The model's config.json")->required();
+  command.add_option("--arch", options.arch, "Architecture, such as sm_90a; needed where there is no GPU");
+  command.add_option("--tp", options.serving.tensor_parallel, "Ranks that share the heads")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--page-size", options.serving.page_size, "Tokens a page of the cache")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--dtype", options.serving.dtype, "Of query, cache and output")
+      ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}))
+      ->capture_default_str();
+}
+
+void check_arch(const Options& options) {
+  if (!options.arch.empty() || num_cuda_devices() > 0) return;
+  throw Error(ErrorCode::unavailable, "--arch", "nothing, and no GPU was found",
+              "the architecture to compile for, such as sm_90a");
+}
+
+void print_model(const Model& model, const Options& options) {
+  fmt::print(
+      "{}: {}{}\n", options.model, model.type,
+      options.serving.tensor_parallel == 1 ? "" : fmt::format(", one of {} ranks", options.serving.tensor_parallel));
+  for (const std::string& note : model.notes) fmt::print("note: {}\n", note);
+}
+
+// A line for each kernel, and on a terminal a bar below them.
+class ProgressLines {
+ public:
+  void add(int32_t done, int32_t total, const WarmedKernel& kernel) const {
+    if (is_terminal_) fmt::print("\r{:60}\r", "");
+    fmt::print("[{:>{}}/{}] {:6.2f} s  {}{}\n", done, std::to_string(total).size(), total, kernel.seconds, kernel.name,
+               outcome(kernel));
+    if (is_terminal_ && done < total) {
+      const auto filled = static_cast<size_t>(kWidth * done / total);
+      fmt::print("[{}{}] {} of {}", std::string(filled, '#'), std::string(kWidth - filled, '.'), done, total);
+    }
+    std::fflush(stdout);
+  }
+
+ private:
+  static constexpr int32_t kWidth = 40;
+
+  static std::string outcome(const WarmedKernel& kernel) {
+    if (!kernel.error.empty()) return "\n  failed: " + kernel.error;
+    return kernel.compiled ? "" : " (was there)";
+  }
+
+  bool is_terminal_ = isatty(STDOUT_FILENO) != 0;
+};
+
+void warm_up(const Options& options) {
+  check_arch(options);
+  const Model model = read_model(options.model, options.serving);
+  print_model(model, options);
+  std::vector<LayerSpec> layers;
+  for (const LayerKind& kind : model.kinds) {
+    const auto reasons = explain(kind.spec, {DeviceKind::cuda, 0});
+    if (reasons.empty()) {
+      layers.push_back(kind.spec);
+    } else {
+      fmt::print("skipped: {} ({}): {}\n", kind.name, layer_numbers(kind.layers), reasons.front());
+    }
+  }
+  set_compile_callback([](const CompileEvent&) {});  // the lines below tell the same
+  const ProgressLines lines;
+  WarmupOptions warmup_options;
+  warmup_options.arch = options.arch;
+  warmup_options.num_threads = options.num_threads;
+  warmup_options.bounds.max_model_len = options.max_model_len != 0 ? options.max_model_len : model.max_model_len;
+  warmup_options.bounds.max_query_len = warmup_options.bounds.max_model_len;
+  warmup_options.on_progress = [&](int32_t done, int32_t total, const WarmedKernel& kernel) {
+    lines.add(done, total, kernel);
+  };
+  const WarmupResult result = warmup(layers, warmup_options);
+  size_t compiled = 0;
+  size_t failed = 0;
+  for (const WarmedKernel& kernel : result.kernels) {
+    failed += kernel.error.empty() ? 0 : 1;
+    compiled += kernel.error.empty() && kernel.compiled ? 1 : 0;
+  }
+  const KernelCachePlace place = kernel_cache_place();
+  fmt::print("{} kernels: {} compiled, {} were there, {} failed; {:.2f} s\n", result.kernels.size(), compiled,
+             result.kernels.size() - compiled - failed, failed, result.seconds);
+  fmt::print("cache: {}\n", place.folder.empty() ? "none, " + place.origin : place.folder);
+  if (failed != 0) throw CLI::RuntimeError(1);
+}
+
+void print_kind(const LayerKind& kind, const Options& options) {
+  const LayerSpec& spec = kind.spec;
+  fmt::print("\n{}: {}\n", kind.name, layer_numbers(kind.layers));
+  fmt::print("  {} query heads, {} KV heads, head size {}, {}, {}{}{}\n", spec.num_q_heads, spec.num_kv_heads,
+             spec.value_dim() == spec.head_dim ? fmt::format("{}", spec.head_dim)
+                                               : fmt::format("{}/{}", spec.head_dim, spec.value_dim()),
+             to_string(spec.query_dtype), spec.cache ? fmt::format("pages of {}", spec.cache->page_size) : "dense keys",
+             spec.softcap > 0 ? fmt::format(", softcap {}", spec.softcap) : "", spec.sinks.empty() ? "" : ", sinks");
+  fmt::print("  mask: {}\n", spec.effective_mask().text());
+  const auto refusals = explain(spec, {DeviceKind::cuda, 0});
+  for (const std::string& reason : refusals) fmt::print("  refused on a GPU: {}\n", reason);
+  if (refusals.empty()) {
+    for (const KernelChoice& choice : kernel_choices(spec, options.arch)) {
+      fmt::print("  {:<32} {}{}\n", choice.batches, choice.kernel,
+                 choice.why.empty() ? "" : fmt::format("\n  {:<32}   because {}", "", choice.why));
+    }
+  }
+  const auto refusals_on_cpu = explain(spec);
+  fmt::print("  on a CPU: {}\n", refusals_on_cpu.empty() ? "runs" : "refused: " + refusals_on_cpu.front());
+}
+
+void explain_model(const Options& options) {
+  check_arch(options);
+  const Model model = read_model(options.model, options.serving);
+  print_model(model, options);
+  for (const LayerKind& kind : model.kinds) print_kind(kind, options);
+}
+
+}  // namespace
+
+void add_warmup_command(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("warmup", "Compile all GPU kernels that a model can reach, before it is served");
+  add_model_options(*command, *options);
+  command->add_option("--max-model-len", options->max_model_len, "Longest request; default: the model's own")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--jobs", options->num_threads, "Kernels compiled at once; default: one a processor")
+      ->check(CLI::PositiveNumber);
+  command->callback([options] { warm_up(*options); });
+}
+
+void add_why_command(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("why", "Which kernels run for which batches of a model's layers, and what is refused and why");
+  add_model_options(*command, *options);
+  command->callback([options] { explain_model(*options); });
+}
+
+}  // namespace qkv::tools
