@@ -1,13 +1,15 @@
 #include "warmup.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "model_config.hpp"
+#include "progress.hpp"
 #include "qkv/compile.hpp"
 #include "qkv/cuda.hpp"
 #include "qkv/kernel_cache.hpp"
@@ -52,30 +54,26 @@ void print_model(const Model& model, const Options& options) {
   for (const std::string& note : model.notes) fmt::print("note: {}\n", note);
 }
 
+std::string line_of(int32_t done, int32_t total, const WarmedKernel& kernel) {
+  const std::string outcome = !kernel.error.empty() ? "\n  failed: " + kernel.error
+                              : kernel.compiled     ? ""
+                                                    : " (was there)";
+  return fmt::format("[{:>{}}/{}] {:6.2f} s  {}{}", done, std::to_string(total).size(), total, kernel.seconds,
+                     kernel.name, outcome);
+}
+
 // A line for each kernel, and on a terminal a bar below them.
-class ProgressLines {
- public:
-  void add(int32_t done, int32_t total, const WarmedKernel& kernel) const {
-    if (is_terminal_) fmt::print("\r{:60}\r", "");
-    fmt::print("[{:>{}}/{}] {:6.2f} s  {}{}\n", done, std::to_string(total).size(), total, kernel.seconds, kernel.name,
-               outcome(kernel));
-    if (is_terminal_ && done < total) {
-      const auto filled = static_cast<size_t>(kWidth * done / total);
-      fmt::print("[{}{}] {} of {}", std::string(filled, '#'), std::string(kWidth - filled, '.'), done, total);
-    }
+WarmupResult run_warmup(const std::vector<LayerSpec>& layers, WarmupOptions options) {
+  std::optional<Progress> progress;
+  options.on_progress = [&](int32_t done, int32_t total, const WarmedKernel& kernel) {
+    if (!progress) progress.emplace(total);
+    progress->clear();
+    fmt::print("{}\n", line_of(done, total, kernel));
     std::fflush(stdout);
-  }
-
- private:
-  static constexpr int32_t kWidth = 40;
-
-  static std::string outcome(const WarmedKernel& kernel) {
-    if (!kernel.error.empty()) return "\n  failed: " + kernel.error;
-    return kernel.compiled ? "" : " (was there)";
-  }
-
-  bool is_terminal_ = isatty(STDOUT_FILENO) != 0;
-};
+    progress->show(done, fmt::format("{} of {} kernels", done, total));
+  };
+  return warmup(layers, options);
+}
 
 void warm_up(const Options& options) {
   check_arch(options);
@@ -91,16 +89,12 @@ void warm_up(const Options& options) {
     }
   }
   set_compile_callback([](const CompileEvent&) {});  // the lines below tell the same
-  const ProgressLines lines;
   WarmupOptions warmup_options;
   warmup_options.arch = options.arch;
   warmup_options.num_threads = options.num_threads;
   warmup_options.bounds.max_model_len = options.max_model_len != 0 ? options.max_model_len : model.max_model_len;
   warmup_options.bounds.max_query_len = warmup_options.bounds.max_model_len;
-  warmup_options.on_progress = [&](int32_t done, int32_t total, const WarmedKernel& kernel) {
-    lines.add(done, total, kernel);
-  };
-  const WarmupResult result = warmup(layers, warmup_options);
+  const WarmupResult result = run_warmup(layers, warmup_options);
   size_t compiled = 0;
   size_t failed = 0;
   for (const WarmedKernel& kernel : result.kernels) {

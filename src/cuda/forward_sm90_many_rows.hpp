@@ -12,7 +12,7 @@ namespace qkv::cuda {
 
 // What supports() asks for, in words.
 inline constexpr const char* kManyRowsNeeds =
-    "sm_90a, head sizes 64, 128, 256 or 192/128, and dense keys or pages of a multiple of 16 tokens";
+    "sm_90a, head sizes 64, 96, 128, 256 or 192/128, and dense keys or pages of a multiple of 16 tokens";
 
 class ForwardSm90ManyRows {
  public:

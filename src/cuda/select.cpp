@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/checks.hpp"
+#include "core/environment.hpp"
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/trace.hpp"
 #include "cuda/forward_sm80.hpp"
@@ -101,6 +102,7 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
   });
   sources.push_back(plain_source("merge_plan_states", facts.arch));
   if (layer.cache) sources.push_back(plain_source("cache_write", facts.arch));
+  if (layer.cache && is_checked_mode()) sources.push_back(plain_source("check_indices", facts.arch));
   return sources;
 }
 

@@ -145,7 +145,7 @@ TEST(KernelChoices, name_the_kernel_of_each_kind_of_batch_and_why_not_the_specia
   EXPECT_EQ(other[0].kernel, "forward_sm80");
   EXPECT_THAT(other[0].why, HasSubstr("multiples of 16"));
   EXPECT_EQ(other[1].kernel, "forward_sm80");
-  EXPECT_THAT(other[1].why, HasSubstr("head sizes 64, 128"));
+  EXPECT_THAT(other[1].why, HasSubstr("head sizes 64, 96, 128"));
 }
 
 TEST(KernelChoices, layers_with_more_heads_than_few_rows_have_one_kind) {

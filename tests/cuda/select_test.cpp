@@ -172,6 +172,10 @@ TEST(select, cache_and_merge_kernels_belong_to_the_layer) {
   EXPECT_THAT(names(), ::testing::Not(HasSubstr("cache_write")));
   layer.cache = CacheSpec{16};
   EXPECT_THAT(names(), HasSubstr("cache_write"));
+  EXPECT_THAT(names(), ::testing::Not(HasSubstr("check_indices")));
+  setenv("QKV_CHECK", "1", 1);
+  EXPECT_THAT(names(), HasSubstr("check_indices"));
+  unsetenv("QKV_CHECK");
 }
 
 TEST(select, unknown_architecture_is_refused_with_those_that_are_known) {
