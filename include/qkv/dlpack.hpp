@@ -10,6 +10,10 @@
 
 namespace qkv {
 
+// Type codes of DLPack 1.1, which older headers don't name.
+inline constexpr uint8_t kDlpackFloat8E4M3 = 10;
+inline constexpr uint8_t kDlpackFloat8E5M2 = 12;
+
 // The tensor's shape and strides are copied into the view; the data stays the producer's.
 inline Tensor from_dlpack(const DLTensor& source) {
   Tensor view;
@@ -20,6 +24,10 @@ inline Tensor from_dlpack(const DLTensor& source) {
     view.dtype = DType::f16;
   } else if (source.dtype.lanes == 1 && is(kDLBfloat, 16)) {
     view.dtype = DType::bf16;
+  } else if (source.dtype.lanes == 1 && is(kDlpackFloat8E4M3, 8)) {
+    view.dtype = DType::f8e4m3;
+  } else if (source.dtype.lanes == 1 && is(kDlpackFloat8E5M2, 8)) {
+    view.dtype = DType::f8e5m2;
   } else if (source.dtype.lanes == 1 && is(kDLInt, 32)) {
     view.dtype = DType::i32;
   } else if (source.dtype.lanes == 1 && is(kDLInt, 64)) {
@@ -27,7 +35,7 @@ inline Tensor from_dlpack(const DLTensor& source) {
   } else {
     throw Error(ErrorCode::invalid_argument, "dlpack dtype",
                 "code " + std::to_string(source.dtype.code) + ", " + std::to_string(source.dtype.bits) + " bits",
-                "float32, float16, bfloat16, int32 or int64");
+                "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int32 or int64");
   }
   if (source.device.device_type == kDLCPU || source.device.device_type == kDLCUDAHost) {
     view.device = {DeviceKind::cpu, 0};
@@ -76,8 +84,11 @@ inline DLTensor to_dlpack(Tensor& view) {
       result.dtype = {kDLInt, 64, 1};
       break;
     case DType::f8e4m3:
-      result.dtype = {kDLUInt, 8, 1};
-      break;  // DLPack 0.6 has no name for it
+      result.dtype = {kDlpackFloat8E4M3, 8, 1};
+      break;
+    case DType::f8e5m2:
+      result.dtype = {kDlpackFloat8E5M2, 8, 1};
+      break;
   }
   return result;
 }

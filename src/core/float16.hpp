@@ -1,5 +1,5 @@
-// Scalar conversions between f32 and the 16-bit formats, round to nearest even, NaN kept. For plain code; kernels
-// convert vectors.
+// Scalar conversions between f32 and the 16-bit formats, round to nearest even, NaN kept, and access to an element of
+// any float format. For plain code; kernels convert vectors.
 #pragma once
 
 #include <bit>
@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/float8.hpp"
 #include "qkv/tensor.hpp"
 
 namespace qkv {
@@ -51,6 +52,7 @@ inline float load_f32(const std::byte* address, DType dtype) {
     std::memcpy(&value, address, sizeof(value));
     return value;
   }
+  if (is_float8(dtype)) return f32_from_float8(dtype, std::to_integer<uint8_t>(*address));
   uint16_t bits;
   std::memcpy(&bits, address, sizeof(bits));
   return dtype == DType::bf16 ? f32_from_bf16(bits) : f32_from_f16(bits);
@@ -59,6 +61,10 @@ inline float load_f32(const std::byte* address, DType dtype) {
 inline void store_f32(std::byte* address, DType dtype, float value) {
   if (dtype == DType::f32) {
     std::memcpy(address, &value, sizeof(value));
+    return;
+  }
+  if (is_float8(dtype)) {
+    *address = std::byte{float8_from_f32(dtype, value)};
     return;
   }
   const uint16_t bits = dtype == DType::bf16 ? bf16_from_f32(value) : f16_from_f32(value);

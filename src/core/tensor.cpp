@@ -20,6 +20,7 @@ Tensor view_of(const void* data, size_t count, DType dtype, std::initializer_lis
 int32_t size_bytes(DType dtype) {
   switch (dtype) {
     case DType::f8e4m3:
+    case DType::f8e5m2:
       return 1;
     case DType::f16:
     case DType::bf16:
@@ -43,6 +44,8 @@ std::string_view to_string(DType dtype) {
       return "bf16";
     case DType::f8e4m3:
       return "f8e4m3";
+    case DType::f8e5m2:
+      return "f8e5m2";
     case DType::i32:
       return "i32";
     case DType::i64:
