@@ -11,37 +11,61 @@ namespace qkv::tools {
 namespace {
 
 constexpr std::byte kGuard{0xA5};
-// In every float format these bytes repeat to a NaN: f32 0xFFFFFFFF, 16-bit 0xFFFF.
+// In every float format these bytes repeat to a NaN: f32 0xFFFFFFFF, 16-bit 0xFFFF, 8-bit 0xFF.
 constexpr std::byte kPoison{0xFF};
 
-// Round to nearest even by arithmetic on doubles, apart from the library's own conversions, which are under test.
-uint16_t to_16_bits(float value, int32_t mantissa_bits, int32_t min_exponent, uint16_t infinity) {
-  const uint16_t sign = std::signbit(value) ? 0x8000 : 0;
-  if (std::isnan(value)) return sign | infinity | (infinity >> 1);
-  const double magnitude = std::fabs(static_cast<double>(value));
-  if (magnitude == 0) return sign;
-  const int32_t exponent = std::max(std::ilogb(magnitude), min_exponent);
-  if (std::isinf(magnitude)) return sign | infinity;
-  const double steps = std::nearbyint(std::ldexp(magnitude, mantissa_bits - exponent));
-  // A biased exponent of 1 stands for min_exponent; subnormals lack the leading bit and so land on 0 by themselves.
-  const double bits = steps + static_cast<double>(exponent - min_exponent) * std::ldexp(1.0, mantissa_bits);
-  return sign | static_cast<uint16_t>(std::min(bits, static_cast<double>(infinity)));
+// A float format of 8 or 16 bits: conversions by arithmetic on doubles, apart from the library's own, which are under
+// test.
+struct Format {
+  int32_t mantissa_bits;
+  int32_t min_exponent;
+  uint16_t sign;
+  uint16_t overflow;  // what is too large becomes this: infinity, or the largest number
+  uint16_t infinity;  // where there is none, the NaN
+  uint16_t nan;
+};
+
+Format format_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return {7, -126, 0x8000, 0x7F80, 0x7F80, 0x7FC0};
+    case DType::f8e4m3:
+      return {3, -6, 0x80, 0x7E, 0x7F, 0x7F};
+    case DType::f8e5m2:
+      return {2, -14, 0x80, 0x7B, 0x7C, 0x7F};
+    default:
+      return {10, -14, 0x8000, 0x7C00, 0x7C00, 0x7E00};
+  }
 }
 
-float from_16_bits(uint16_t bits, int32_t mantissa_bits, int32_t min_exponent, uint16_t infinity) {
-  const int32_t magnitude = bits & 0x7FFF;
+uint16_t to_bits(float value, const Format& format) {
+  const uint16_t sign = std::signbit(value) ? format.sign : 0;
+  if (std::isnan(value)) return format.nan;
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (magnitude == 0) return sign;
+  if (std::isinf(magnitude)) return sign | format.overflow;
+  const int32_t exponent = std::max(std::ilogb(magnitude), format.min_exponent);
+  const double steps = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
+  // A biased exponent of 1 stands for min_exponent; subnormals lack the leading bit and so land on 0 by themselves.
+  const double bits =
+      steps + static_cast<double>(exponent - format.min_exponent) * std::ldexp(1.0, format.mantissa_bits);
+  return sign | static_cast<uint16_t>(std::min(bits, static_cast<double>(format.overflow)));
+}
+
+float from_bits(uint16_t bits, const Format& format) {
+  const int32_t magnitude = bits & (format.sign - 1);
   double value = 0;
-  if (magnitude > infinity) {
+  if (magnitude > format.infinity || magnitude == format.nan) {
     value = std::numeric_limits<double>::quiet_NaN();
-  } else if (magnitude == infinity) {
+  } else if (magnitude == format.infinity) {
     value = std::numeric_limits<double>::infinity();
   } else {
-    const int32_t biased = magnitude >> mantissa_bits;
-    const int32_t mantissa = magnitude & ((1 << mantissa_bits) - 1);
-    const int32_t leading = biased == 0 ? 0 : 1 << mantissa_bits;
-    value = std::ldexp(leading + mantissa, min_exponent + std::max(biased, 1) - 1 - mantissa_bits);
+    const int32_t biased = magnitude >> format.mantissa_bits;
+    const int32_t mantissa = magnitude & ((1 << format.mantissa_bits) - 1);
+    const int32_t leading = biased == 0 ? 0 : 1 << format.mantissa_bits;
+    value = std::ldexp(leading + mantissa, format.min_exponent + std::max(biased, 1) - 1 - format.mantissa_bits);
   }
-  return static_cast<float>((bits & 0x8000) != 0 ? -value : value);
+  return static_cast<float>((bits & format.sign) != 0 ? -value : value);
 }
 
 int64_t offset_of(const Tensor& tensor, std::initializer_list<int64_t> index) {
@@ -103,9 +127,8 @@ void store(const Tensor& tensor, std::initializer_list<int64_t> index, float val
     std::memcpy(address, &value, sizeof(value));
     return;
   }
-  const uint16_t bits =
-      tensor.dtype == DType::bf16 ? to_16_bits(value, 7, -126, 0x7F80) : to_16_bits(value, 10, -14, 0x7C00);
-  std::memcpy(address, &bits, sizeof(bits));
+  const uint16_t bits = to_bits(value, format_of(tensor.dtype));
+  std::memcpy(address, &bits, size_bytes(tensor.dtype));  // the low byte comes first
 }
 
 float load(const Tensor& tensor, std::initializer_list<int64_t> index) {
@@ -116,16 +139,31 @@ float load(const Tensor& tensor, std::initializer_list<int64_t> index) {
     std::memcpy(&value, address, sizeof(value));
     return value;
   }
-  uint16_t bits;
-  std::memcpy(&bits, address, sizeof(bits));
-  return tensor.dtype == DType::bf16 ? from_16_bits(bits, 7, -126, 0x7F80) : from_16_bits(bits, 10, -14, 0x7C00);
+  uint16_t bits = 0;
+  std::memcpy(&bits, address, size_bytes(tensor.dtype));
+  return from_bits(bits, format_of(tensor.dtype));
 }
+
+bool is_float8(DType dtype) { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
+
+namespace {
+
+// From small ones, with which numbers of size 1 saturate, to such that leave of them a few steps.
+float draw_scale(Draw& draw) {
+  return std::ldexp(1.0F + static_cast<float>(draw.range(0, 1023)) / 1024, static_cast<int32_t>(draw.range(-10, -2)));
+}
+
+}  // namespace
 
 CaseData::CaseData(const Case& c) : case_(c) {
   Draw draw(c.seed ^ 0xDA7AULL, c.index);
   make_lengths(c);
   make_tokens(c, draw);
   if (c.layer.cache) make_cache(c, draw);
+  if (is_float8(c.layer.out_dtype())) {
+    out_scale = OwnedTensor(DType::f32, {1});
+    store(out_scale.view(), {0}, draw_scale(draw));
+  }
   make_operands(c, draw);
   if (c.layer.alibi_per_request) {
     for (size_t i = 0; i < c.requests.size() * c.layer.num_q_heads; ++i) {
@@ -210,6 +248,8 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
     value_cache = value_pages.view();
   }
 
+  make_scales(draw);
+
   std::vector<int32_t> free_pages(num_pages);
   std::iota(free_pages.begin(), free_pages.end(), 0);
   for (size_t i = free_pages.size(); i > 1; --i) std::swap(free_pages[i - 1], free_pages[draw.range(0, i - 1)]);
@@ -236,12 +276,20 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
       const int64_t offset = position < 0 ? 0 : position % page_size;
       if (position >= first_new) {
         slot_mapping.push_back(position < 0 ? -1 : entry * page_size + offset);
+        slot_requests.push_back(static_cast<int64_t>(r));
         new_keys.emplace_back(r, position);
         continue;
       }
       for (int64_t h = 0; h < layer.num_kv_heads; ++h) {
-        for (int64_t d = 0; d < layer.head_dim; ++d) store(key_cache, {entry, offset, h, d}, draw.normal());
-        for (int64_t d = 0; d < layer.value_dim(); ++d) store(value_cache, {entry, offset, h, d}, draw.normal());
+        const auto fill = [&](const Tensor& pages, OwnedTensor& scales, int64_t dim) {
+          if (layer.cache->scales == CacheScales::per_token_head) {
+            store(scales.view(), {entry, offset, h}, draw_scale(draw));
+          }
+          const float scale = scale_of(scales, static_cast<int64_t>(r), entry, offset, h);
+          for (int64_t d = 0; d < dim; ++d) store(pages, {entry, offset, h, d}, draw.normal() / scale);
+        };
+        fill(key_cache, key_scale, layer.head_dim);
+        fill(value_cache, value_scale, layer.value_dim());
       }
     }
   }
@@ -303,7 +351,56 @@ void CaseData::make_operands(const Case& c, Draw& draw) {
   }
 }
 
-KvCache CaseData::cache() { return {key_cache, value_cache}; }
+// All different, and none of them 1. Those of tokens are written with the tokens.
+void CaseData::make_scales(Draw& draw) {
+  const CacheSpec& cache = *case_.layer.cache;
+  const int64_t num_heads = case_.layer.num_kv_heads;
+  const auto num_requests = static_cast<int64_t>(case_.requests.size());
+  const int64_t num_pages = key_cache.shape[0];
+  for (OwnedTensor* scales : {&key_scale, &value_scale}) {
+    switch (cache.scales) {
+      case CacheScales::none:
+        break;
+      case CacheScales::per_tensor:
+        *scales = OwnedTensor(DType::f32, {1}, {5}, 1);
+        store(scales->view(), {0}, draw_scale(draw));
+        break;
+      case CacheScales::per_head:
+        *scales = OwnedTensor(DType::f32, {num_heads}, {2}, 2 * num_heads);
+        for (int64_t h = 0; h < num_heads; ++h) store(scales->view(), {h}, draw_scale(draw));
+        break;
+      case CacheScales::per_request_head:
+        *scales = OwnedTensor(DType::f32, {num_requests, num_heads}, {1, num_requests}, num_requests * num_heads);
+        for (int64_t r = 0; r < num_requests; ++r) {
+          for (int64_t h = 0; h < num_heads; ++h) store(scales->view(), {r, h}, draw_scale(draw));
+        }
+        break;
+      case CacheScales::per_token_head:
+        *scales =
+            OwnedTensor(DType::f32, {num_pages, cache.page_size, num_heads},
+                        {cache.page_size * num_heads, 1, cache.page_size}, num_pages * cache.page_size * num_heads);
+        break;
+    }
+  }
+}
+
+float CaseData::scale_of(const OwnedTensor& scales, int64_t request, int64_t page, int64_t offset, int64_t head) const {
+  switch (case_.layer.cache->scales) {
+    case CacheScales::none:
+      return 1;
+    case CacheScales::per_tensor:
+      return load(scales.view(), {0});
+    case CacheScales::per_head:
+      return load(scales.view(), {head});
+    case CacheScales::per_request_head:
+      return load(scales.view(), {request, head});
+    case CacheScales::per_token_head:
+      return load(scales.view(), {page, offset, head});
+  }
+  return 1;
+}
+
+KvCache CaseData::cache() { return {key_cache, value_cache, key_scale.view(), value_scale.view()}; }
 
 Batch CaseData::batch() const {
   Batch batch;

@@ -69,6 +69,9 @@ class Placed {
   DeviceMemory memory_;
 };
 
+bool is_float8(DType dtype);
+
+// Conversions of the tool's own: rounding to nearest even, 8-bit floats saturate.
 void store(const Tensor& tensor, std::initializer_list<int64_t> index, float value);
 float load(const Tensor& tensor, std::initializer_list<int64_t> index);
 
@@ -78,6 +81,8 @@ struct CaseData {
 
   Batch batch() const;
   KvCache cache();  // of layers with a cache
+  // What the elements of a row of the cache are multiplied by; `scales` is key_scale or value_scale.
+  float scale_of(const OwnedTensor& scales, int64_t request, int64_t page, int64_t offset, int64_t head) const;
   // The batch of one request alone: its rows of query and dense keys are slices, its cache is the same.
   int64_t num_tokens = 0;
   int64_t num_keys = 0;
@@ -86,9 +91,11 @@ struct CaseData {
   OwnedTensor key, value;              // dense keys, or the new tokens for update_cache
   OwnedTensor key_pages, value_pages;  // the cache; interleaved ones live in key_pages
   Tensor key_cache, value_cache;       // views of it
+  OwnedTensor key_scale, value_scale;  // of caches of 8-bit floats
+  OwnedTensor out_scale;               // of outputs of 8-bit floats
   std::vector<int32_t> query_start_loc, seq_lens, block_table;
   int64_t table_width = 0;
-  std::vector<int64_t> slot_mapping;
+  std::vector<int64_t> slot_mapping, slot_requests;
   std::vector<float> alibi_slopes;
   std::vector<std::pair<std::string, std::vector<int32_t>>> operands;
 
@@ -96,6 +103,7 @@ struct CaseData {
   void make_lengths(const Case& c);
   void make_tokens(const Case& c, Draw& draw);
   void make_cache(const Case& c, Draw& draw);
+  void make_scales(Draw& draw);
   void make_operands(const Case& c, Draw& draw);
 
   const Case& case_;

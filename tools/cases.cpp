@@ -145,6 +145,12 @@ void draw_layer(Draw& draw, bool small, Case& c) {
     for (int32_t h = 0; h < layer.num_q_heads; ++h) layer.sinks.push_back(2 * draw.normal());
     if (draw.one_in(4)) layer.sinks[0] = -INFINITY;
   }
+  if (layer.cache && draw.one_in(3)) {
+    layer.kv_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e4m3, DType::f8e5m2});
+    layer.cache->scales = draw.pick<CacheScales>(
+        {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head});
+  }
+  if (draw.one_in(8)) layer.output_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e5m2});
 }
 
 void draw_layout(Draw& draw, Case& c) {
@@ -209,14 +215,19 @@ void draw_long_request(Draw& draw, Case& c) {
   c.requests.push_back({q_len, static_cast<int32_t>(draw.range(600, most))});
 }
 
-int32_t round_up_to_8(int32_t count) { return (count + 7) / 8 * 8; }
+int32_t round_up(int32_t count, int32_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-// The GPU engine's layers: one 16-bit dtype for queries and keys, rows of whole 16-byte pieces.
+// Elements of a row's 16-byte piece.
+int32_t piece_of(const LayerSpec& layer) { return size_bytes(layer.kv_dtype) == 1 ? 16 : 8; }
+
+// The GPU engine's layers: one 16-bit dtype for queries and keys; rows of whole 16-byte pieces.
 void fit_to_cuda(LayerSpec& layer) {
   if (layer.query_dtype == DType::f32) layer.query_dtype = DType::bf16;
   layer.kv_dtype = layer.query_dtype;
-  layer.head_dim = round_up_to_8(layer.head_dim);
-  layer.head_dim_v = round_up_to_8(layer.head_dim_v);
+  if (layer.cache) layer.cache->scales = CacheScales::none;
+  if (size_bytes(layer.out_dtype()) == 1) layer.output_dtype = layer.query_dtype;
+  layer.head_dim = round_up(layer.head_dim, piece_of(layer));
+  layer.head_dim_v = round_up(layer.head_dim_v, piece_of(layer));
 }
 
 }  // namespace
@@ -236,7 +247,7 @@ Case draw_case(uint64_t seed, int64_t index, DeviceKind device) {
   if (device == DeviceKind::cuda) fit_to_cuda(c.layer);
   Draw draw(~seed, index);
   draw_layout(draw, c);
-  if (device == DeviceKind::cuda) c.layout.row_padding = round_up_to_8(c.layout.row_padding);
+  if (device == DeviceKind::cuda) c.layout.row_padding = round_up(c.layout.row_padding, piece_of(c.layer));
   draw_requests(draw, c);
   if (is_long && c.layer.type != AttentionType::encoder && c.layer.type != AttentionType::encoder_only) {
     draw_long_request(draw, c);
@@ -254,6 +265,7 @@ std::string describe(const Case& c) {
                                  layer.num_kv_heads, layer.head_dim, layer.value_dim(), to_string(layer.query_dtype),
                                  to_string(layer.out_dtype()), to_string(layer.kv_dtype));
   if (layer.cache) {
+    if (layer.cache->scales != CacheScales::none) text += fmt::format(" scales {}", to_string(layer.cache->scales));
     text += fmt::format(" page {} {}{}", layer.cache->page_size, c.layout.axes, c.layout.interleaved ? " K|V" : "");
   }
   for (const RequestLengths& r : c.requests) text += fmt::format(" {}/{}", r.q_len, r.kv_len);

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "case_data.hpp"
@@ -36,10 +38,38 @@ double largest_bias(const Case& c) {
   return slope * distance;
 }
 
+// Half a step of the dtype, relative to the number.
+double rounding_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return 0x1p-8;
+    case DType::f16:
+      return 0x1p-11;
+    case DType::f8e4m3:
+      return 0x1.01p-4;
+    case DType::f8e5m2:
+      return 0x1.01p-3;
+    default:
+      return 1e-5;
+  }
+}
+
+// Of an output's dtype: the largest number, and half a step between the smallest ones, in units of out_scale.
+struct OutputRange {
+  double largest = INFINITY;
+  double half_smallest = 0;
+};
+
+OutputRange output_range(DType dtype) {
+  if (dtype == DType::f8e4m3) return {448, 0x1p-10};
+  if (dtype == DType::f8e5m2) return {57344, 0x1p-17};
+  return {};
+}
+
 Tolerance tolerance_of(const Case& c, Device device) {
   const LayerSpec& layer = c.layer;
   const DType out = layer.out_dtype();
-  const double rounding = out == DType::bf16 ? 0x1p-8 : out == DType::f16 ? 0x1p-11 : 1e-5;
+  const double rounding = rounding_of(out);
   if (device.kind == DeviceKind::cpu) return {5e-5 + largest_bias(c) * 0x1p-24, rounding, 5e-5};
   const double of_weights = layer.kv_dtype == DType::bf16 ? 1e-2 : 2e-3;
   return {of_weights, rounding + of_weights / 2, 1e-3};
@@ -76,7 +106,10 @@ class CaseRun {
         key_(data_.key, device),
         value_(data_.value, device),
         key_pages_(data_.key_pages, device),
-        value_pages_(data_.value_pages, device) {}
+        value_pages_(data_.value_pages, device),
+        key_scale_(data_.key_scale, device),
+        value_scale_(data_.value_scale, device),
+        out_scale_(data_.out_scale, device) {}
 
   std::string run() {
     const Batch batch = data_.batch();
@@ -85,7 +118,7 @@ class CaseRun {
       if (std::string wrong = update_cache(plan); !wrong.empty()) return wrong;
     }
     Outputs outputs = make_outputs(case_, data_.num_tokens);
-    forward(query_.view(), plan, 0, outputs);
+    forward(query_.view(), plan, {}, outputs);
     const reference::Result expected =
         layer_.cache ? reference::attention(layer_, batch, data_.query.view(), data_.cache())
                      : reference::attention(layer_, batch, data_.query.view(), data_.key.view(), data_.value.view());
@@ -94,17 +127,28 @@ class CaseRun {
   }
 
  private:
-  // first_key: where the batch's dense keys begin.
-  void forward(const Tensor& query, const Plan& plan, int64_t first_key, Outputs& outputs) {
+  // One request of the batch, alone.
+  struct Alone {
+    std::optional<int64_t> request = {};
+    int64_t first_key = 0;  // of dense keys
+  };
+
+  void forward(const Tensor& query, const Plan& plan, const Alone& alone, Outputs& outputs) {
     const Placed out(outputs.out, device_);
     const Placed lse(outputs.lse, device_);
     if (layer_.cache) {
-      attention_.forward(query, cache(), plan, out.view(), lse.view());
+      KvCache own = cache();
+      if (alone.request && layer_.cache->scales == CacheScales::per_request_head) {
+        own.key_scale = own.key_scale.slice(0, *alone.request, *alone.request + 1);
+        own.value_scale = own.value_scale.slice(0, *alone.request, *alone.request + 1);
+      }
+      attention_.forward(query, own, plan, out.view(), lse.view(), {}, out_scale_.view());
     } else {
       const Tensor key = key_.view();
       const Tensor value = value_.view();
-      attention_.forward(query, key.slice(0, first_key, key.shape[0]), value.slice(0, first_key, value.shape[0]), plan,
-                         out.view(), lse.view());
+      attention_.forward(query, key.slice(0, alone.first_key, key.shape[0]),
+                         value.slice(0, alone.first_key, value.shape[0]), plan, out.view(), lse.view(), {},
+                         out_scale_.view());
     }
     out.fetch();
     if (case_.with_lse) lse.fetch();
@@ -113,7 +157,8 @@ class CaseRun {
   // Interleaved caches hold keys and values in one tensor.
   KvCache cache() {
     const Placed& values = case_.layout.interleaved ? key_pages_ : value_pages_;
-    return {key_pages_.on_device(data_.key_cache), values.on_device(data_.value_cache)};
+    return {key_pages_.on_device(data_.key_cache), values.on_device(data_.value_cache), key_scale_.view(),
+            value_scale_.view()};
   }
 
   // The cache after the call must be the cache before it, with the new tokens' rows in their slots, byte for byte.
@@ -123,34 +168,58 @@ class CaseRun {
     for (size_t t = 0; t < data_.slot_mapping.size(); ++t) {
       const int64_t slot = data_.slot_mapping[t];
       if (slot < 0) continue;
-      const auto token = static_cast<int64_t>(t);
       for (int64_t h = 0; h < layer_.num_kv_heads; ++h) {
-        for (int64_t d = 0; d < layer_.head_dim; ++d) {
-          store(expected.key_cache, {slot / page_size, slot % page_size, h, d}, load(data_.key.view(), {token, h, d}));
-        }
-        for (int64_t d = 0; d < layer_.value_dim(); ++d) {
-          store(expected.value_cache, {slot / page_size, slot % page_size, h, d},
-                load(data_.value.view(), {token, h, d}));
-        }
+        const auto write = [&](const OwnedTensor& source, const Tensor& pages, OwnedTensor& scales) {
+          write_row(expected, source.view(), static_cast<int64_t>(t), slot / page_size, slot % page_size, h, pages,
+                    scales);
+        };
+        write(data_.key, expected.key_cache, expected.key_scale);
+        write(data_.value, expected.value_cache, expected.value_scale);
       }
     }
     attention_.update_cache(key_.view(), value_.view(), cache(), plan);
     key_pages_.fetch();
     if (!case_.layout.interleaved) value_pages_.fetch();
+    key_scale_.fetch();
+    value_scale_.fetch();
+    const bool same_scales = data_.key_scale.buffer() == expected.key_scale.buffer() &&
+                             data_.value_scale.buffer() == expected.value_scale.buffer();
+    if (!same_scales) return "update_cache: the scales differ from those expected";
     const bool same = data_.key_pages.buffer() == expected.key_pages.buffer() &&
                       data_.value_pages.buffer() == expected.value_pages.buffer();
     return same ? "" : "update_cache: the cache's bytes differ from those expected";
   }
 
+  // One head of a new token. With scales per token, the row's own comes first: its largest magnitude becomes the
+  // format's largest number.
+  void write_row(const CaseData& expected, const Tensor& source, int64_t token, int64_t page, int64_t offset, int64_t h,
+                 const Tensor& pages, OwnedTensor& scales) const {
+    if (layer_.cache->scales == CacheScales::per_token_head) {
+      float largest = 0;
+      for (int64_t d = 0; d < pages.shape[3]; ++d) largest = std::max(largest, std::fabs(load(source, {token, h, d})));
+      const float row_scale = largest / static_cast<float>(output_range(layer_.kv_dtype).largest);
+      store(scales.view(), {page, offset, h}, row_scale);
+    }
+    const float scale = expected.scale_of(scales, data_.slot_requests[token], page, offset, h);
+    for (int64_t d = 0; d < pages.shape[3]; ++d) {
+      store(pages, {page, offset, h, d}, load(source, {token, h, d}) / scale);
+    }
+  }
+
   std::string compare(const Outputs& outputs, const reference::Result& expected) const {
+    const double scale = data_.out_scale.view().is_given() ? load(data_.out_scale.view(), {0}) : 1.0F;
+    const OutputRange range = output_range(layer_.out_dtype());
+    const double absolute = tolerance_.out + range.half_smallest * scale;
     const int64_t dim = layer_.value_dim();
     if (!outputs.out.buffer().guards_intact()) return "out: guard words overwritten";
     for (int64_t t = 0; t < data_.num_tokens; ++t) {
       for (int64_t h = 0; h < layer_.num_q_heads; ++h) {
         for (int64_t d = 0; d < dim; ++d) {
-          const double got = load(outputs.out.view(), {t, h, d});
-          const double want = expected.out[(t * layer_.num_q_heads + h) * dim + d];
-          if (!agree(got, want, tolerance_.out, tolerance_.out_relative)) {
+          const double got = load(outputs.out.view(), {t, h, d}) * scale;
+          const double exact = expected.out[(t * layer_.num_q_heads + h) * dim + d];
+          const double limit = range.largest * scale;
+          const double want = std::isnan(exact) ? exact : std::clamp(exact, -limit, limit);
+          if (!agree(got, want, absolute, tolerance_.out_relative)) {
             return fmt::format("out[{}, {}, {}]: got {}, expected {}", t, h, d, got, want);
           }
         }
@@ -221,7 +290,7 @@ class CaseRun {
       values = values.slice(0, begin, begin + count);
     }
     Outputs alone = make_outputs(case_, q_len);
-    forward(query_.view().slice(0, first, first + q_len), attention_.plan(batch), first_key, alone);
+    forward(query_.view().slice(0, first, first + q_len), attention_.plan(batch), {request, first_key}, alone);
 
     const size_t row_bytes =
         static_cast<size_t>(layer_.num_q_heads) * layer_.value_dim() * size_bytes(layer_.out_dtype());
@@ -248,7 +317,7 @@ class CaseRun {
   const Tolerance tolerance_;
   CaseData data_;
   Attention attention_;
-  Placed query_, key_, value_, key_pages_, value_pages_;
+  Placed query_, key_, value_, key_pages_, value_pages_, key_scale_, value_scale_, out_scale_;
 };
 
 struct CheckOptions {

@@ -18,6 +18,10 @@ namespace qkv {
 struct KvCache {
   Tensor key;    // kv_dtype [num_pages, page_size, num_kv_heads, head_dim]
   Tensor value;  // kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v]
+  // Of caches of 8-bit floats, and no others: f32, finite and above 0, of the shape that CacheSpec::scales says, any
+  // strides. They are read when the work runs, so that they may change between replays of a graph.
+  Tensor key_scale = {};
+  Tensor value_scale = {};
 
   // Views of one tensor [num_pages, num_kv_heads, page_size, head_dim + head_dim_v] (any strides) in which the key and
   // the value of a token lie side by side.
@@ -44,18 +48,22 @@ class QKV_EXPORT Attention {
 
   // Writes key and value of the new tokens to their slots. Rows past the plan's slot_mapping are ignored.
   //   key [>= num_slots, num_kv_heads, head_dim], value [>= num_slots, num_kv_heads, head_dim_v]: f32, f16 or bf16
+  // To 8-bit floats: round(x / scale), beyond the largest number the largest number, NaN stays NaN. With scales per
+  // token and head, each row gets the scale that puts its largest finite magnitude at the largest number.
   void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const Plan& plan,
                     Stream stream = {}) const;
 
   // query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
   // lse f32 [num_q_heads, >= num_tokens] if wanted: natural log of the sum of exp of the scores, sink included.
   // Rows without a visible key: out = 0, lse = -inf (the sink, if there is one). Rows past num_tokens: untouched.
+  // out_scale f32 [1], for outputs of 8-bit floats and no others: out = round(result / out_scale), saturating. Read
+  // when the work runs.
   void forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out, const Tensor& lse = {},
-               Stream stream = {}) const;
+               Stream stream = {}, const Tensor& out_scale = {}) const;
 
   // For layers without a cache: key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v.
   void forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
-               const Tensor& lse = {}, Stream stream = {}) const;
+               const Tensor& lse = {}, Stream stream = {}, const Tensor& out_scale = {}) const;
 
  private:
   struct Impl;

@@ -21,10 +21,23 @@ enum class AttentionType : uint8_t {
 
 QKV_EXPORT std::string_view to_string(AttentionType type);
 
+// What has a scale of its own in a cache of 8-bit floats, key and value apart: x is stored as x / scale and read as
+// stored · scale. The scales are tensors in KvCache, of the shapes below.
+enum class CacheScales : uint8_t {
+  none,              // caches of 16- and 32-bit floats
+  per_tensor,        // [1]
+  per_head,          // [num_kv_heads]
+  per_request_head,  // [num_requests, num_kv_heads]
+  per_token_head,    // [num_pages, page_size, num_kv_heads], beside the pages: update_cache chooses and writes them
+};
+
+QKV_EXPORT std::string_view to_string(CacheScales scales);
+
 // A paged cache. Where a page, token and head lie is said by the strides of the tensors in KvCache, so one layer
 // serves every layout.
 struct CacheSpec {
   int32_t page_size = 16;  // tokens a page, any number >= 1
+  CacheScales scales = CacheScales::none;
 };
 
 struct LayerSpec {
@@ -35,7 +48,7 @@ struct LayerSpec {
 
   DType query_dtype = DType::f32;
   DType kv_dtype = DType::f32;             // of the cache, or of dense keys and values
-  std::optional<DType> output_dtype = {};  // not given: query_dtype
+  std::optional<DType> output_dtype = {};  // not given: query_dtype. 8-bit floats: forward takes an out_scale
 
   AttentionType type = AttentionType::decoder;
   std::optional<CacheSpec> cache = {};  // not given: keys and values are dense tensors

@@ -25,6 +25,9 @@ struct VarlenArguments {
   Tensor sinks = {};         // f32 [num_q_heads]
   Tensor out = {};           // [>= num_tokens, num_q_heads, head_dim_v]
   Tensor lse = {};           // f32 [num_q_heads, >= num_tokens], if wanted
+  Tensor key_scale = {};     // of pages of 8-bit floats: f32, its shape as in CacheScales
+  Tensor value_scale = {};   // likewise
+  Tensor out_scale = {};     // f32 [1], with an out of 8-bit floats
   Stream stream = {};
 };
 
@@ -38,14 +41,15 @@ struct State {
 
 // Joins states over disjoint keys, in the order given. A state with lse = -inf is empty: its out is not read, so NaN
 // there cannot spread, and joining it to another leaves that one's bits alone. lse = +inf or NaN in a state gives NaN.
-// `out` and `lse` may be those of a state. lse may be omitted.
+// `out` and `lse` may be those of a state. lse may be omitted. out_scale f32 [1], with an `out` of 8-bit floats.
 QKV_EXPORT void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse = {},
-                             Stream stream = {});
+                             Stream stream = {}, const Tensor& out_scale = {});
 
 // From an LSE in base 2 to the natural one, in place (f32, any shape).
 QKV_EXPORT void lse_from_lse2(const Tensor& lse);
 
-// Writes tokens to slots: see Attention::update_cache. slot_mapping: i64 [num_slots].
+// Writes tokens to slots: see Attention::update_cache. slot_mapping: i64 [num_slots]. The cache's scales, if it has
+// some, say by their shape what they belong to; not to requests, which are unknown here.
 QKV_EXPORT void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping,
                             Stream stream = {});
 

@@ -23,12 +23,11 @@ struct Attention::Impl {
   uint64_t mask_hash;
   std::unique_ptr<plan::LayerEngine> engine;
 
-  void run(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
-           const Tensor& lse, Stream stream) const {
-    const plan::PlanData& data = plan.data();
-    api::check_query(spec, device, query, data.num_tokens);
-    api::check_out(spec, device, out, lse, data.num_tokens);
-    engine->forward({spec, data, query, key, value, out, lse, stream});
+  void run(const plan::ForwardCall& call) const {
+    api::check_query(spec, device, call.query, call.plan.num_tokens);
+    api::check_out(spec, device, call.out, call.lse, call.plan.num_tokens);
+    api::check_out_scale(call.out, call.out_scale);
+    engine->forward(call);
   }
 };
 
@@ -84,29 +83,32 @@ void Attention::update_cache(const Tensor& key, const Tensor& value, const KvCac
   }
   if (!data.has_slot_mapping) refuse("slot_mapping", "nothing", "a Batch with slot_mapping, for update_cache");
   api::check_cache(impl_->spec, impl_->device, cache, data.max_page);
-  api::check_cache_slots(cache, data.max_slot);
+  api::check_cache_scales(impl_->spec, impl_->device, cache, data.num_requests);
+  api::check_cache_slots(impl_->spec, cache, data.max_slot);
   api::check_new_tokens(impl_->device, key, value, cache, static_cast<int64_t>(data.slot_mapping.size()));
   impl_->engine->update_cache(key, value, cache, data, stream);
 }
 
 void Attention::forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out,
-                        const Tensor& lse, Stream stream) const {
+                        const Tensor& lse, Stream stream, const Tensor& out_scale) const {
   api::check_plan_fits(impl_->spec, impl_->mask_hash, plan.data());
   if (!impl_->spec.cache) {
     refuse("cache", cache.key.describe(), "key and value: the layer has no cache", ErrorCode::mismatch);
   }
   api::check_cache(impl_->spec, impl_->device, cache, plan.data().max_page);
-  impl_->run(query, cache.key, cache.value, plan, out, lse, stream);
+  api::check_cache_scales(impl_->spec, impl_->device, cache, plan.data().num_requests);
+  impl_->run({impl_->spec, plan.data(), query, cache.key, cache.value, out, lse, stream, cache.key_scale,
+              cache.value_scale, out_scale});
 }
 
 void Attention::forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan,
-                        const Tensor& out, const Tensor& lse, Stream stream) const {
+                        const Tensor& out, const Tensor& lse, Stream stream, const Tensor& out_scale) const {
   api::check_plan_fits(impl_->spec, impl_->mask_hash, plan.data());
   if (impl_->spec.cache) {
     refuse("key", key.describe(), "a KvCache: the layer has a cache of pages", ErrorCode::mismatch);
   }
   api::check_dense_keys(impl_->spec, impl_->device, key, value, plan.data().num_keys);
-  impl_->run(query, key, value, plan, out, lse, stream);
+  impl_->run({impl_->spec, plan.data(), query, key, value, out, lse, stream, {}, {}, out_scale});
 }
 
 }  // namespace qkv

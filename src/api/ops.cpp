@@ -6,6 +6,7 @@
 #include "api/engines.hpp"
 #include "api/tensor_checks.hpp"
 #include "core/checks.hpp"
+#include "core/float8.hpp"
 #include "plan/builder.hpp"
 
 namespace qkv {
@@ -20,6 +21,15 @@ std::vector<float> read_per_head(const Tensor& tensor, const char* name) {
     values.push_back(static_cast<const float*>(tensor.data)[head * tensor.stride[0]]);
   }
   return values;
+}
+
+// What the scales of a single call belong to, by their shape.
+CacheScales scales_of(const Tensor& pages, const Tensor& scale, const char* name) {
+  if (!is_float8(pages.dtype)) return CacheScales::none;
+  check_given(scale, name, "f32, since the pages are of 8-bit floats");
+  if (scale.rank == 1) return scale.shape[0] == 1 ? CacheScales::per_tensor : CacheScales::per_head;
+  if (scale.rank == 2) return CacheScales::per_request_head;
+  return CacheScales::per_token_head;
 }
 
 // The layer that the tensors of a varlen call amount to.
@@ -41,7 +51,15 @@ LayerSpec layer_of(const VarlenArguments& arguments) {
   layer.query_dtype = arguments.query.dtype;
   layer.kv_dtype = arguments.key.dtype;
   layer.output_dtype = arguments.out.dtype;
-  if (paged) layer.cache = CacheSpec{static_cast<int32_t>(arguments.key.shape[1])};
+  if (paged) {
+    layer.cache = CacheSpec{static_cast<int32_t>(arguments.key.shape[1]),
+                            scales_of(arguments.key, arguments.key_scale, "key_scale")};
+  } else {
+    for (const auto& [scale, name] :
+         {std::pair{&arguments.key_scale, "key_scale"}, {&arguments.value_scale, "value_scale"}}) {
+      if (scale->is_given()) refuse(name, scale->describe(), "none with dense keys", ErrorCode::mismatch);
+    }
+  }
   layer.mask = arguments.mask;
   layer.scale = arguments.scale;
   layer.softcap = arguments.softcap;
@@ -66,17 +84,19 @@ void varlen_attention(const VarlenArguments& arguments) {
   if (attention.spec().alibi_per_request) batch.alibi_slopes = arguments.alibi_slopes;
   const Plan plan = attention.plan(batch, arguments.stream);
   if (attention.spec().cache) {
-    attention.forward(arguments.query, KvCache{arguments.key, arguments.value}, plan, arguments.out, arguments.lse,
-                      arguments.stream);
+    const KvCache cache{arguments.key, arguments.value, arguments.key_scale, arguments.value_scale};
+    attention.forward(arguments.query, cache, plan, arguments.out, arguments.lse, arguments.stream,
+                      arguments.out_scale);
   } else {
     attention.forward(arguments.query, arguments.key, arguments.value, plan, arguments.out, arguments.lse,
-                      arguments.stream);
+                      arguments.stream, arguments.out_scale);
   }
 }
 
-void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, Stream stream) {
-  api::check_states(states, out, lse);
-  api::engine_of(out.device).merge_states(states, out, lse, stream);
+void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, Stream stream,
+                  const Tensor& out_scale) {
+  api::check_states(states, out, lse, out_scale);
+  api::engine_of(out.device).merge_states(states, out, lse, out_scale, stream);
 }
 
 void lse_from_lse2(const Tensor& lse) {
@@ -108,18 +128,24 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, c
   // The cache says what the layer is: its own extents are checked against each other.
   check_rank(cache.key, "cache.key", 4, "[num_pages, page_size, num_kv_heads, head_dim]");
   check_rank(cache.value, "cache.value", 4, "[num_pages, page_size, num_kv_heads, head_dim_v]");
-  check_float16_or_32(cache.key, "cache.key");
+  if (!is_float8(cache.key.dtype)) check_float16_or_32(cache.key, "cache.key");
+  const CacheScales scales = scales_of(cache.key, cache.key_scale, "cache.key_scale");
+  if (scales == CacheScales::per_request_head) {
+    refuse("cache.key_scale", cache.key_scale.describe(),
+           "[1], [num_kv_heads] or [num_pages, page_size, num_kv_heads]: scales per request take update_cache");
+  }
   LayerSpec layer;
   layer.num_kv_heads = static_cast<int32_t>(cache.key.shape[2]);
   layer.head_dim = static_cast<int32_t>(cache.key.shape[3]);
   layer.head_dim_v = static_cast<int32_t>(cache.value.shape[3]);
   layer.kv_dtype = cache.key.dtype;
-  layer.cache = CacheSpec{static_cast<int32_t>(cache.key.shape[1])};
+  layer.cache = CacheSpec{static_cast<int32_t>(cache.key.shape[1]), scales};
   const Device device = cache.key.device;
   api::check_cache(layer, device, cache, -1);
-  api::check_cache_slots(cache, plan::check_slots(slots));
+  api::check_cache_scales(layer, device, cache, 0);
+  api::check_cache_slots(layer, cache, plan::check_slots(slots));
   api::check_new_tokens(device, key, value, cache, static_cast<int64_t>(slots.size()));
-  api::engine_of(device).cache_write(key, value, cache, slots, stream);
+  api::engine_of(device).cache_write(key, value, cache, scales, slots, stream);
 }
 
 }  // namespace qkv

@@ -1,6 +1,10 @@
 #include "api/tensor_checks.hpp"
 
+#include <cmath>
+
 #include "core/checks.hpp"
+#include "core/float8.hpp"
+#include "core/scale_layout.hpp"
 
 namespace qkv::api {
 namespace {
@@ -24,6 +28,54 @@ void check_tokens(const Tensor& tensor, const char* name, Device device) {
   check_rank(tensor, name, 3, kTokensAxes);
   check_place(tensor, name, device);
   check_last_axis_contiguous(tensor, name);
+}
+
+void check_absent_scale(const Tensor& scale, const char* name, DType dtype) {
+  if (!scale.is_given()) return;
+  refuse(name, scale.describe(), fmt::format("none with {}: only 8-bit floats are scaled", to_string(dtype)),
+         ErrorCode::mismatch);
+}
+
+void check_scale_shape(const Tensor& scale, const char* name, CacheScales granularity, const KvCache& cache,
+                       int32_t num_requests) {
+  const int64_t num_kv_heads = cache.key.shape[2];
+  switch (granularity) {
+    case CacheScales::none:
+      break;
+    case CacheScales::per_tensor:
+      check_rank(scale, name, 1, "[1], per_tensor");
+      check_extent(scale, name, 0, 1, "one scale");
+      break;
+    case CacheScales::per_head:
+      check_rank(scale, name, 1, "[num_kv_heads], per_head");
+      check_extent(scale, name, 0, num_kv_heads, "num_kv_heads");
+      break;
+    case CacheScales::per_request_head:
+      check_rank(scale, name, 2, "[num_requests, num_kv_heads], per_request_head");
+      check_extent(scale, name, 0, num_requests, "num_requests");
+      check_extent(scale, name, 1, num_kv_heads, "num_kv_heads");
+      break;
+    case CacheScales::per_token_head:
+      check_rank(scale, name, 3, "[num_pages, page_size, num_kv_heads], per_token_head");
+      check_extent(scale, name, 0, cache.key.shape[0], "the key's num_pages");
+      check_extent(scale, name, 1, cache.key.shape[1], "page_size");
+      check_extent(scale, name, 2, num_kv_heads, "num_kv_heads");
+      break;
+  }
+}
+
+// Of a tensor of rank 1 or 2 that the host reads.
+void check_scale_values(const Tensor& scale, const char* name) {
+  const auto* values = static_cast<const float*>(scale.data);
+  const bool is_matrix = scale.rank == 2;
+  for (int64_t i = 0; i < scale.shape[0]; ++i) {
+    for (int64_t j = 0; j < (is_matrix ? scale.shape[1] : 1); ++j) {
+      const float value = values[i * scale.stride[0] + (is_matrix ? j * scale.stride[1] : 0)];
+      if (value > 0 && std::isfinite(value)) continue;
+      refuse(is_matrix ? fmt::format("{}[{}, {}]", name, i, j) : fmt::format("{}[{}]", name, i), value,
+             "a finite number above 0");
+    }
+  }
 }
 
 template <class Value>
@@ -53,9 +105,29 @@ void check_cache(const LayerSpec& layer, Device device, const KvCache& cache, in
   }
 }
 
-void check_cache_slots(const KvCache& cache, int64_t max_slot) {
+void check_cache_scales(const LayerSpec& layer, Device device, const KvCache& cache, int32_t num_requests) {
+  const CacheScales granularity = layer.cache->scales;
+  for (const auto& [scale, name] :
+       {std::pair{&cache.key_scale, "cache.key_scale"}, {&cache.value_scale, "cache.value_scale"}}) {
+    if (granularity == CacheScales::none) {
+      check_absent_scale(*scale, name, layer.kv_dtype);
+      continue;
+    }
+    check_scale_shape(*scale, name, granularity, cache, num_requests);
+    check_dtype(*scale, name, DType::f32);
+    check_device(*scale, name, device);
+    // Those of tokens are written beside the tokens, and those of free slots may be anything.
+    if (granularity != CacheScales::per_token_head && device.kind == DeviceKind::cpu) check_scale_values(*scale, name);
+  }
+}
+
+void check_cache_slots(const LayerSpec& layer, const KvCache& cache, int64_t max_slot) {
   check_writable_layout(cache.key, "cache.key");
   check_writable_layout(cache.value, "cache.value");
+  if (layer.cache->scales == CacheScales::per_token_head) {
+    check_writable_layout(cache.key_scale, "cache.key_scale");
+    check_writable_layout(cache.value_scale, "cache.value_scale");
+  }
   const int64_t num_slots = cache.key.shape[0] * cache.key.shape[1];
   if (max_slot >= num_slots) {
     refuse("slot_mapping", fmt::format("slot {}", max_slot),
@@ -116,9 +188,21 @@ void check_out(const LayerSpec& layer, Device device, const Tensor& out, const T
   check_extent_at_least(lse, "lse", 1, num_tokens, "num_tokens");
 }
 
+void check_out_scale(const Tensor& out, const Tensor& out_scale) {
+  if (!is_float8(out.dtype)) return check_absent_scale(out_scale, "out_scale", out.dtype);
+  check_rank(out_scale, "out_scale", 1, "[1], since out is of 8-bit floats");
+  check_extent(out_scale, "out_scale", 0, 1, "one scale");
+  check_dtype(out_scale, "out_scale", DType::f32);
+  check_device(out_scale, "out_scale", out.device);
+  if (out.device.kind == DeviceKind::cpu) check_scale_values(out_scale, "out_scale");
+}
+
 void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::PlanData& plan) {
   const LayerSpec& made_for = plan.layer;
   const auto page_size = [](const LayerSpec& spec) { return spec.cache ? spec.cache->page_size : 0; };
+  const auto scales = [](const LayerSpec& spec) {
+    return to_string(spec.cache ? spec.cache->scales : CacheScales::none);
+  };
   check_same("num_q_heads", made_for.num_q_heads, layer.num_q_heads);
   check_same("num_kv_heads", made_for.num_kv_heads, layer.num_kv_heads);
   check_same("head_dim", made_for.head_dim, layer.head_dim);
@@ -128,6 +212,7 @@ void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::Pla
   check_same("output_dtype", to_string(made_for.out_dtype()), to_string(layer.out_dtype()));
   check_same("type", to_string(made_for.type), to_string(layer.type));
   check_same("cache.page_size", page_size(made_for), page_size(layer));
+  check_same("cache.scales", scales(made_for), scales(layer));
   check_same("alibi_per_request", made_for.alibi_per_request, layer.alibi_per_request);
   if (plan.mask_hash != mask_hash) {
     refuse("plan", fmt::format("a plan made for the mask {}", made_for.effective_mask().text()),
@@ -135,12 +220,13 @@ void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::Pla
   }
 }
 
-void check_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse) {
+void check_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale) {
   if (states.empty()) refuse("states", "none", "at least one state");
   const Device device = out.device;
   check_tokens(out, "out", device);
-  check_float16_or_32(out, "out");
+  if (!is_float8(out.dtype)) check_float16_or_32(out, "out");
   check_writable_layout(out, "out");
+  check_out_scale(out, out_scale);
   const auto check_lse = [&](const Tensor& tensor, const char* name) {
     check_rank(tensor, name, 2, "[num_heads, num_tokens]");
     check_device(tensor, name, device);

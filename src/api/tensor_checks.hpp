@@ -12,15 +12,19 @@ namespace qkv::api {
 
 // A cache for the layer. max_page is the highest page number that the plan uses, -1 for none.
 void check_cache(const LayerSpec& layer, Device device, const KvCache& cache, int32_t max_page);
+// The cache's scales: there if it has some, of the right shape, and numbers above 0 where the host can read them.
+void check_cache_scales(const LayerSpec& layer, Device device, const KvCache& cache, int32_t num_requests);
 // A cache that slots up to max_slot are written to.
-void check_cache_slots(const KvCache& cache, int64_t max_slot);
+void check_cache_slots(const LayerSpec& layer, const KvCache& cache, int64_t max_slot);
 // Keys and values of new tokens, to be written into the cache.
 void check_new_tokens(Device device, const Tensor& key, const Tensor& value, const KvCache& cache, int64_t num_slots);
 void check_dense_keys(const LayerSpec& layer, Device device, const Tensor& key, const Tensor& value, int64_t num_keys);
 void check_query(const LayerSpec& layer, Device device, const Tensor& query, int64_t num_tokens);
 void check_out(const LayerSpec& layer, Device device, const Tensor& out, const Tensor& lse, int64_t num_tokens);
+// Given with outputs of 8-bit floats only.
+void check_out_scale(const Tensor& out, const Tensor& out_scale);
 // The plan was made for a layer of this kind.
 void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::PlanData& plan);
-void check_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse);
+void check_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale);
 
 }  // namespace qkv::api

@@ -1,8 +1,11 @@
 #include "cpu/cache_write.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/float16.hpp"
+#include "core/scale_layout.hpp"
 #include "cpu/threads.hpp"
 
 namespace qkv::cpu {
@@ -19,33 +22,71 @@ void convert_row(const std::byte* source, DType source_dtype, std::byte* target,
   }
 }
 
-// All heads of one token, from a packed tensor to its place in the cache.
-void write_token(const Tensor& source, int64_t token, const Tensor& pages, int64_t page, int64_t offset) {
-  const auto* from = static_cast<const std::byte*>(source.data) + token * source.stride[0] * size_bytes(source.dtype);
-  auto* to = static_cast<std::byte*>(pages.data) +
-             (page * pages.stride[0] + offset * pages.stride[1]) * size_bytes(pages.dtype);
-  for (int64_t head = 0; head < pages.shape[2]; ++head) {
-    convert_row(from + head * source.stride[1] * size_bytes(source.dtype), source.dtype,
-                to + head * pages.stride[2] * size_bytes(pages.dtype), pages.dtype, pages.shape[3]);
+// The scale that puts the largest finite magnitude of a row at the largest number of the format.
+float choose_scale(const std::byte* source, DType source_dtype, int64_t count, DType target_dtype) {
+  float largest = 0;
+  for (int64_t c = 0; c < count; ++c) {
+    const float magnitude = std::fabs(load_f32(source + c * size_bytes(source_dtype), source_dtype));
+    if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
+  }
+  return index::float8_row_scale(largest, largest_float8(target_dtype));
+}
+
+void quantise_row(const std::byte* source, DType source_dtype, float scale, std::byte* target, DType target_dtype,
+                  int64_t count) {
+  for (int64_t c = 0; c < count; ++c) {
+    const float value = load_f32(source + c * size_bytes(source_dtype), source_dtype);
+    store_f32(target + c, target_dtype, value / scale);
   }
 }
+
+// Keys or values: the rows of new tokens, where they go, and the scales of the latter.
+struct Side {
+  const Tensor& source;
+  const Tensor& pages;
+  CacheScales granularity;
+  ScaleLayout scales;
+
+  // All heads of one token, from a packed tensor to its place in the cache.
+  void write_token(int64_t token, int64_t request, int64_t page, int64_t offset) const {
+    const int64_t dim = pages.shape[3];
+    const auto* from = static_cast<const std::byte*>(source.data) + token * source.stride[0] * size_bytes(source.dtype);
+    auto* to = static_cast<std::byte*>(pages.data) +
+               (page * pages.stride[0] + offset * pages.stride[1]) * size_bytes(pages.dtype);
+    for (int64_t head = 0; head < pages.shape[2]; ++head) {
+      const std::byte* row = from + head * source.stride[1] * size_bytes(source.dtype);
+      std::byte* target = to + head * pages.stride[2] * size_bytes(pages.dtype);
+      if (granularity == CacheScales::none) {
+        convert_row(row, source.dtype, target, pages.dtype, dim);
+        continue;
+      }
+      float& scale = *scales.at(request, page, offset, head);
+      if (granularity == CacheScales::per_token_head) scale = choose_scale(row, source.dtype, dim, pages.dtype);
+      quantise_row(row, source.dtype, scale, target, pages.dtype, dim);
+    }
+  }
+};
 
 // Tokens handed to a thread at once: enough to outweigh the hand-over.
 constexpr int64_t kTokensPerTask = 64;
 
 }  // namespace
 
-void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, std::span<const int64_t> slot_mapping) {
+void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales scales,
+                 std::span<const int64_t> slot_mapping, std::span<const int32_t> slot_requests) {
   const auto num_slots = static_cast<int64_t>(slot_mapping.size());
   const int64_t page_size = cache.key.shape[1];
   const int64_t work = num_slots * cache.key.shape[2] * (cache.key.shape[3] + cache.value.shape[3]);
+  const Side keys{key, cache.key, scales, scale_layout(scales, cache.key_scale)};
+  const Side values{value, cache.value, scales, scale_layout(scales, cache.value_scale)};
   parallel_for((num_slots + kTokensPerTask - 1) / kTokensPerTask, work, [&](int64_t task) {
     const int64_t end = std::min(num_slots, (task + 1) * kTokensPerTask);
     for (int64_t token = task * kTokensPerTask; token < end; ++token) {
       const int64_t slot = slot_mapping[token];
       if (slot < 0) continue;
-      write_token(key, token, cache.key, slot / page_size, slot % page_size);
-      write_token(value, token, cache.value, slot / page_size, slot % page_size);
+      const int64_t request = slot_requests.empty() ? 0 : slot_requests[token];
+      keys.write_token(token, request, slot / page_size, slot % page_size);
+      values.write_token(token, request, slot / page_size, slot % page_size);
     }
   });
 }

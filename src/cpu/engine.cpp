@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "core/scale_layout.hpp"
 #include "cpu/cache_write.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/merge.hpp"
@@ -26,7 +27,8 @@ class Forward {
         group_size_(call.layer.group_size()),
         dim_v_(call.layer.value_dim()),
         state_out_(new float[plan_.num_state_rows * dim_v_]),  // NOLINT(modernize-make-unique): left uninitialised
-        state_lse_(new float[plan_.num_state_rows]) {}         // NOLINT(modernize-make-unique)
+        state_lse_(new float[plan_.num_state_rows]),           // NOLINT(modernize-make-unique)
+        out_scale_(call.out_scale.is_given() ? *static_cast<const float*>(call.out_scale.data) : 1.0F) {}
 
   void run() const {
     const ForwardKernels& kernels = forward_kernels();
@@ -71,6 +73,7 @@ class Forward {
       task.state_lse = state_lse_.get() + item.state_row;
     }
     task.out_dtype = call_.out.dtype;
+    task.out_scale = out_scale_;
     task.out = out_row(token, head);
     task.out_token_stride = stride_bytes(call_.out, 0);
     task.out_head_stride = stride_bytes(call_.out, 1);
@@ -96,6 +99,8 @@ class Forward {
       source.value_page_stride = stride_bytes(value, 0);
       source.key_token_stride = stride_bytes(key, 1);
       source.value_token_stride = stride_bytes(value, 1);
+      source.key_scale = token_scales(call_.key_scale, item);
+      source.value_scale = token_scales(call_.value_scale, item);
     } else {
       const int64_t first = plan_.key_start[item.request];
       source.key = at(key, first * key.stride[0] + item.kv_head * key.stride[1]);
@@ -104,6 +109,12 @@ class Forward {
       source.value_token_stride = stride_bytes(value, 0);
     }
     return source;
+  }
+
+  TokenScales token_scales(const Tensor& scale, const plan::WorkItem& item) const {
+    if (!scale.is_given()) return {};
+    const ScaleLayout layout = scale_layout(call_.layer.cache->scales, scale);
+    return {layout.at(item.request, 0, 0, item.kv_head), layout.page_stride, layout.token_stride};
   }
 
   const float* alibi_slopes(int32_t request, int32_t head) const {
@@ -137,7 +148,7 @@ class Forward {
       }
       const int64_t token = plan_.query_start_loc[item.request] + item.query_begin + row / group_size_;
       const auto head = static_cast<int32_t>(first_head + row % group_size_);
-      const float lse = merge_row(states, sinks(head), dim_v_, out_row(token, head), call_.out.dtype);
+      const float lse = merge_row(states, sinks(head), dim_v_, out_row(token, head), call_.out.dtype, out_scale_);
       if (call_.lse.is_given()) *lse_row(token, head) = lse;
     }
   }
@@ -148,6 +159,7 @@ class Forward {
   const int32_t dim_v_;
   std::unique_ptr<float[]> state_out_;  // [num_state_rows, dim_v]
   std::unique_ptr<float[]> state_lse_;  // [num_state_rows]
+  const float out_scale_;
 };
 
 class CpuLayer final : public plan::LayerEngine {
@@ -160,7 +172,7 @@ class CpuLayer final : public plan::LayerEngine {
   void forward(const plan::ForwardCall& call) const override { Forward(call).run(); }
   void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const plan::PlanData& plan,
                     Stream) const override {
-    cpu::cache_write(key, value, cache, plan.slot_mapping);
+    cpu::cache_write(key, value, cache, plan.layer.cache->scales, plan.slot_mapping, plan.slot_requests);
   }
 
  private:
@@ -172,12 +184,13 @@ class CpuEngine final : public plan::Engine {
   std::unique_ptr<plan::LayerEngine> make_layer(const LayerSpec& layer) const override {
     return std::make_unique<CpuLayer>(layer);
   }
-  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, std::span<const int64_t> slot_mapping,
-                   Stream) const override {
-    cpu::cache_write(key, value, cache, slot_mapping);
+  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales scales,
+                   std::span<const int64_t> slot_mapping, Stream) const override {
+    cpu::cache_write(key, value, cache, scales, slot_mapping, {});
   }
-  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, Stream) const override {
-    cpu::merge_states(states, out, lse);
+  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale,
+                    Stream) const override {
+    cpu::merge_states(states, out, lse, out_scale);
   }
 };
 

@@ -23,7 +23,7 @@ inline constexpr int32_t kAheadTokens = 24;
 inline constexpr int32_t kAccumulators = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 8 : 16;
 
 struct FewRowsScratch {
-  Scratch<float> query, output, row, max, sum, weights;
+  Scratch<float> query, output, row, max, sum, weights, key_scales, value_scales;
   Scratch<int32_t> visible;
   Scratch<const std::byte*> keys, values;
   mask::RowScratch mask;
@@ -83,6 +83,8 @@ class FewRows {
         max_(scratch.max.reserve(int64_t{blocks_} * kLanes)),
         sum_(scratch.sum.reserve(int64_t{blocks_} * kLanes)),
         weights_(scratch.weights.reserve(int64_t{blocks_} * kBlockWeights)),
+        key_scales_(scratch.key_scales.reserve(kBlockWeights)),
+        value_scales_(scratch.value_scales.reserve(kBlockWeights)),
         visible_(scratch.visible.reserve(kTileKv)),
         keys_(scratch.keys.reserve(kTileKv + kAheadTokens)),
         values_(scratch.values.reserve(kTileKv + kAheadTokens)) {}
@@ -165,17 +167,38 @@ class FewRows {
     find_rows(task_.kv, false, kv_begin, kv_begin + known, keys_);
     find_rows(task_.kv, true, kv_begin, kv_begin + known, values_);
     ahead_ = known - count;
+    if constexpr (kIsFloat8<T>) {
+      find_scales_of_heads(false, key_scales_);
+      find_scales_of_heads(true, value_scales_);
+    }
     multiply_keys();
     for (int32_t block = 0; block < blocks_; ++block) {
       const bool next_token = block % blocks_per_token_ == 0;
       if (terms_.any) apply_terms(block);
       if (hides_some) hide(block, next_token);
       update_softmax(block);
+      if constexpr (kIsFloat8<T>) multiply_in_place(weights_of(block), value_scales_);
       if (hides_some) {
         multiply_visible_values(block);
       } else {
         multiply_values(block, weights_of(block), values_, count_, block == 0 ? count_ + ahead_ : 0);
       }
+    }
+  }
+
+  // scales[key][head]: of the tile's keys (or values), as scores and weights lie.
+  void find_scales_of_heads(bool of_value, float* scales) {
+    alignas(64) float of_tokens[kTileKv];
+    find_scales(task_.kv, of_value, kv_begin_, kv_begin_ + count_, kTileKv, of_tokens);
+    for (int32_t key = 0; key < kTileKv; ++key) {
+      for (int h = 0; h < kHeads; ++h) scales[key * kHeads + h] = of_tokens[key];
+    }
+  }
+
+  // A scale for a row's elements is one for its score, or for its weight.
+  void multiply_in_place(float* of_keys, const float* scales) {
+    for (int32_t i = 0; i < round_up(count_, kKeys) * kHeads; i += kLanes) {
+      hn::Store(hn::Mul(hn::Load(F32(), of_keys + i), hn::Load(F32(), scales + i)), F32(), of_keys + i);
     }
   }
 
@@ -192,6 +215,9 @@ class FewRows {
       for (int32_t block = 0; block < blocks_; ++block) {
         hn::Store(scores(query_of(block), keys), F32(), weights_of(block) + key * kHeads);
       }
+    }
+    if constexpr (kIsFloat8<T>) {
+      for (int32_t block = 0; block < blocks_; ++block) multiply_in_place(weights_of(block), key_scales_);
     }
   }
 
@@ -375,12 +401,14 @@ class FewRows {
   const int32_t out_stride_;
   mask::RowScratch& mask_scratch_;
 
-  float* const query_;    // [blocks, kHeads, query_stride], scaled, in the order of load_pair
-  float* const output_;   // [blocks, kHeads, out_stride]: Σ weight·v so far, likewise
-  float* const row_;      // a row in plain order
-  float* const max_;      // [blocks, kLanes]: of head lane % kHeads, log2
-  float* const sum_;      // [blocks, kLanes]: of the keys that met this lane
-  float* const weights_;  // [blocks, kTileKv, kHeads]: scores, then weights
+  float* const query_;         // [blocks, kHeads, query_stride], scaled, in the order of load_pair
+  float* const output_;        // [blocks, kHeads, out_stride]: Σ weight·v so far, likewise
+  float* const row_;           // a row in plain order
+  float* const max_;           // [blocks, kLanes]: of head lane % kHeads, log2
+  float* const sum_;           // [blocks, kLanes]: of the keys that met this lane
+  float* const weights_;       // [blocks, kTileKv, kHeads]: scores, then weights
+  float* const key_scales_;    // [kTileKv, kHeads], of 8-bit caches
+  float* const value_scales_;  // likewise
   int32_t* const visible_;
   const std::byte** const keys_;  // addresses of the tile's rows and of those prefetched
   const std::byte** const values_;
@@ -406,7 +434,9 @@ void forward_few_rows(const ForwardTask& task) {
   static thread_local FewRowsScratch scratch;
   if (task.kv.dtype == DType::f32) return forward_few_rows_as<float>(task, scratch);
   if (task.kv.dtype == DType::f16) return forward_few_rows_as<hwy::float16_t>(task, scratch);
-  forward_few_rows_as<hwy::bfloat16_t>(task, scratch);
+  if (task.kv.dtype == DType::bf16) return forward_few_rows_as<hwy::bfloat16_t>(task, scratch);
+  if (task.kv.dtype == DType::f8e4m3) return forward_few_rows_as<F8E4M3>(task, scratch);
+  forward_few_rows_as<F8E5M2>(task, scratch);
 }
 
 #endif  // QKV_TARGET_HAS_VECTORS

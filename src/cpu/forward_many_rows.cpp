@@ -33,7 +33,7 @@ struct RowMask {
 };
 
 struct ManyRowsScratch {
-  Scratch<float> query, output, max, sum, keys, values, scores;
+  Scratch<float> query, output, max, sum, keys, values, scores, key_scales, value_scales;
   Scratch<int32_t> visible;
   Scratch<const std::byte*> keys_at, values_at;
   mask::RowScratch mask;
@@ -55,6 +55,8 @@ class ManyRows {
         keys_(scratch.keys.reserve(int64_t{kTileKv} * task.head_dim)),
         values_(scratch.values.reserve(int64_t{kTileKv} * round_up(out_stride_, value_width_))),
         scores_(scratch.scores.reserve(kTileQ * kScoreStride)),
+        key_scales_(scratch.key_scales.reserve(kTileKv)),
+        value_scales_(scratch.value_scales.reserve(kTileKv)),
         visible_(scratch.visible.reserve(kTileQ * kTileKv)),
         keys_at_(scratch.keys_at.reserve(2 * kTileKv)),
         values_at_(scratch.values_at.reserve(2 * kTileKv)) {}
@@ -97,8 +99,12 @@ class ManyRows {
       pack<float>();
     } else if (task_.kv.dtype == DType::f16) {
       pack<hwy::float16_t>();
-    } else {
+    } else if (task_.kv.dtype == DType::bf16) {
       pack<hwy::bfloat16_t>();
+    } else if (task_.kv.dtype == DType::f8e4m3) {
+      pack<F8E4M3>();
+    } else {
+      pack<F8E5M2>();
     }
     for (int32_t begin = 0; begin < rows_; begin += kTileQ) {
       row_begin_ = begin;
@@ -109,8 +115,12 @@ class ManyRows {
 
   template <class T>
   void pack() {
-    pack_keys<T>(keys_at_, count_, task_.head_dim, keys_);
-    values_finite_ = pack_values<T>(values_at_, count_, task_.head_dim_v, values_);
+    if constexpr (kIsFloat8<T>) {
+      find_scales(task_.kv, false, kv_begin_, kv_begin_ + count_, kTileKv, key_scales_);
+      find_scales(task_.kv, true, kv_begin_, kv_begin_ + count_, kTileKv, value_scales_);
+    }
+    pack_keys<T>(keys_at_, key_scales_, count_, task_.head_dim, keys_);
+    values_finite_ = pack_values<T>(values_at_, value_scales_, count_, task_.head_dim_v, values_);
   }
 
   // Each block of rows brings its share of the next tile to L2 while it computes, so that packing need not wait.
@@ -346,13 +356,15 @@ class ManyRows {
   const int32_t out_stride_;
   mask::RowScratch& mask_scratch_;
 
-  float* const query_;   // [rows, head_dim], scaled
-  float* const output_;  // [rows, out_stride]: Σ weight·v so far
-  float* const max_;     // [rows], log2
-  float* const sum_;     // [rows, kLanes]
-  float* const keys_;    // panels, see pack_keys
-  float* const values_;  // panels, see pack_values
-  float* const scores_;  // [kTileQ, kScoreStride]
+  float* const query_;         // [rows, head_dim], scaled
+  float* const output_;        // [rows, out_stride]: Σ weight·v so far
+  float* const max_;           // [rows], log2
+  float* const sum_;           // [rows, kLanes]
+  float* const keys_;          // panels, see pack_keys
+  float* const values_;        // panels, see pack_values
+  float* const scores_;        // [kTileQ, kScoreStride]
+  float* const key_scales_;    // [kTileKv], of 8-bit caches
+  float* const value_scales_;  // likewise
   int32_t* const visible_;
   const std::byte** const keys_at_;  // [2·kTileKv]: where the tile's keys lie, and those behind it
   const std::byte** const values_at_;

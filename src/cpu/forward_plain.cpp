@@ -30,12 +30,19 @@ const std::byte* token_row(const KeyValueSource& kv, bool of_value, int64_t posi
   return base + kv.pages[position / kv.page_size] * page_stride + position % kv.page_size * token_stride;
 }
 
+double token_scale(const KeyValueSource& kv, bool of_value, int64_t position) {
+  if (!is_float8(kv.dtype)) return 1;
+  const TokenScales& scales = of_value ? kv.value_scale : kv.key_scale;
+  return scales
+      .data[kv.pages[position / kv.page_size] * scales.page_stride + position % kv.page_size * scales.token_stride];
+}
+
 double score(const ForwardTask& task, int32_t token, int32_t head, int32_t position) {
   const std::byte* query = task.query + token * task.query_token_stride + head * task.query_head_stride;
   const std::byte* key = token_row(task.kv, false, position);
   double sum = 0;
   for (int32_t d = 0; d < task.head_dim; ++d) sum += load(task.query_dtype, query, d) * load(task.kv.dtype, key, d);
-  sum *= task.scale;
+  sum *= token_scale(task.kv, false, position) * task.scale;
   if (task.softcap > 0) sum = task.softcap * std::tanh(sum / task.softcap);
   if (task.alibi_slopes != nullptr) {
     const int64_t distance = int64_t{task.q_pos_begin()} + token - position;
@@ -79,8 +86,9 @@ void compute_row(const ForwardTask& task, int32_t token, int32_t head) {
   for (const VisibleKey& key : keys) {
     const double weight = std::exp(key.score - max);
     const std::byte* value = token_row(task.kv, true, key.position);
+    const double factor = weight * token_scale(task.kv, true, key.position);
     sum += weight;
-    for (int32_t d = 0; d < task.head_dim_v; ++d) mean[d] += weight * load(task.kv.dtype, value, d);
+    for (int32_t d = 0; d < task.head_dim_v; ++d) mean[d] += factor * load(task.kv.dtype, value, d);
   }
 
   const double lse = std::log(sum) + max;
@@ -92,7 +100,8 @@ void compute_row(const ForwardTask& task, int32_t token, int32_t head) {
   std::byte* out = finish ? task.out + token * task.out_token_stride + head * task.out_head_stride
                           : reinterpret_cast<std::byte*>(task.state_out + row * task.head_dim_v);
   for (int32_t d = 0; d < task.head_dim_v; ++d) {
-    store(finish ? task.out_dtype : DType::f32, out, d, sum == 0 ? 0.0 : mean[d] / sum);  // no weight: no mean
+    const double result = sum == 0 ? 0.0 : mean[d] / sum;  // no weight: no mean
+    store(finish ? task.out_dtype : DType::f32, out, d, finish ? result / task.out_scale : result);
   }
 }
 

@@ -23,9 +23,17 @@ inline constexpr int32_t kRowsPerItem = 384;
 // Packed rows of a request up to which few_rows runs.
 inline constexpr int32_t kFewRows = 16;
 
+// What the elements of 8-bit rows are multiplied by: of one request and one KV head, strides in elements, 0 where
+// tokens share a scale.
+struct TokenScales {
+  const float* data = nullptr;
+  int64_t page_stride = 0;
+  int64_t token_stride = 0;
+};
+
 // The keys and values of one request and one KV head. Strides in bytes.
 struct KeyValueSource {
-  DType dtype = DType::f32;        // f32, f16, bf16
+  DType dtype = DType::f32;        // f32, f16, bf16, f8e4m3, f8e5m2
   const std::byte* key = nullptr;  // dense: the request's first key; paged: page 0 of the cache; at this KV head
   const std::byte* value = nullptr;
   const int32_t* pages = nullptr;  // page number by position / page_size; nullptr = dense
@@ -34,6 +42,7 @@ struct KeyValueSource {
   int64_t value_token_stride = 0;
   int64_t key_page_stride = 0;
   int64_t value_page_stride = 0;
+  TokenScales key_scale, value_scale;  // of 8-bit pages
 };
 
 // Rows are packed (token, head of the group): row = token·group_size + head.
@@ -67,6 +76,7 @@ struct ForwardTask {
   float* state_lse = nullptr;
 
   DType out_dtype = DType::f32;
+  float out_scale = 1;       // 8-bit outputs are results / out_scale
   std::byte* out = nullptr;  // [num_tokens, group_size, head_dim_v]; strides in bytes
   int64_t out_token_stride = 0;
   int64_t out_head_stride = 0;

@@ -1,5 +1,6 @@
-// A tile of keys or values as panels of f32: what the product in product-inl.hpp streams through. Packing widens 16-bit
-// caches for free and makes every later access contiguous, whatever the pages' layout.
+// A tile of keys or values as panels of f32: what the product in product-inl.hpp streams through. Packing widens 16-
+// and 8-bit caches for free, multiplies the latter by their scales, and makes every later access contiguous, whatever
+// the pages' layout.
 #if defined(QKV_CPU_PACK_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef QKV_CPU_PACK_INL_HPP_
 #undef QKV_CPU_PACK_INL_HPP_
@@ -19,7 +20,7 @@ namespace HWY_NAMESPACE {
 template <class D, class T>
 HWY_INLINE hn::Vec<D> load_squares(D d, const T* const* rows, int32_t offset) {
   if constexpr (hn::MaxLanes(D()) == 4) {
-    return hn::LoadU(d, rows[0] + offset);
+    return hn::LoadU(d, reinterpret_cast<const Lane<T>*>(rows[0] + offset));
   } else {
     const hn::Half<D> half;
     return hn::Combine(d, load_squares(half, rows + hn::MaxLanes(half), offset), load_squares(half, rows, offset));
@@ -27,25 +28,33 @@ HWY_INLINE hn::Vec<D> load_squares(D d, const T* const* rows, int32_t offset) {
 }
 template <class T>
 HWY_INLINE V load_squares_f32(const T* const* rows, int32_t offset) {
-  return widen(F32(), load_squares(hn::Rebind<T, F32>(), rows, offset));
+  return widen_elements<T>(F32(), load_squares(hn::Rebind<Lane<T>, F32>(), rows, offset));
 }
 
-// Transposes 4 x 4 squares side by side and stores their columns, that is, four dimensions of kLanes keys.
-HWY_INLINE void store_transposed(V r0, V r1, V r2, V r3, float* out, int64_t stride) {
+// Transposes 4 x 4 squares side by side and stores their columns, that is, four dimensions of kLanes keys. Those of
+// 8-bit caches are multiplied by the keys' scales.
+template <class T>
+HWY_INLINE void store_transposed(V r0, V r1, V r2, V r3, const float* scales, float* out, int64_t stride) {
   const hn::RepartitionToWide<F32> pairs;
   const auto low01 = hn::BitCast(pairs, hn::InterleaveLower(F32(), r0, r1));
   const auto low23 = hn::BitCast(pairs, hn::InterleaveLower(F32(), r2, r3));
   const auto high01 = hn::BitCast(pairs, hn::InterleaveUpper(F32(), r0, r1));
   const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(F32(), r2, r3));
-  hn::Store(hn::BitCast(F32(), hn::InterleaveLower(pairs, low01, low23)), F32(), out);
-  hn::Store(hn::BitCast(F32(), hn::InterleaveUpper(pairs, low01, low23)), F32(), out + stride);
-  hn::Store(hn::BitCast(F32(), hn::InterleaveLower(pairs, high01, high23)), F32(), out + 2 * stride);
-  hn::Store(hn::BitCast(F32(), hn::InterleaveUpper(pairs, high01, high23)), F32(), out + 3 * stride);
+  const auto store = [&](auto column, int d) HWY_ATTR {
+    V x = hn::BitCast(F32(), column);
+    if constexpr (kIsFloat8<T>) x = hn::Mul(x, hn::LoadU(F32(), scales));
+    hn::Store(x, F32(), out + d * stride);
+  };
+  store(hn::InterleaveLower(pairs, low01, low23), 0);
+  store(hn::InterleaveUpper(pairs, low01, low23), 1);
+  store(hn::InterleaveLower(pairs, high01, high23), 2);
+  store(hn::InterleaveUpper(pairs, high01, high23), 3);
 }
 
-// Keys [0, count) to panels [key / kPanel][head_dim][kPanel]; the last panel is filled up with zeros.
+// Keys [0, count) to panels [key / kPanel][head_dim][kPanel]; the last panel is filled up with zeros. scales [kTileKv],
+// finite behind the last key: of 8-bit caches, not read for others.
 template <class T>
-void pack_keys(const std::byte* const* rows, int32_t count, int32_t head_dim, float* panels) {
+void pack_keys(const std::byte* const* rows, const float* scales, int32_t count, int32_t head_dim, float* panels) {
   static constexpr T kZeros[kMaxHeadDim] = {};
   for (int32_t key = 0; key < round_up(count, kPanel); key += kLanes) {
     const T* k[kLanes];
@@ -53,18 +62,21 @@ void pack_keys(const std::byte* const* rows, int32_t count, int32_t head_dim, fl
     float* out = panels + key / kPanel * kPanel * int64_t{head_dim} + key % kPanel;
     int32_t d = 0;
     for (; d + 4 <= head_dim; d += 4, out += 4 * kPanel) {
-      store_transposed(load_squares_f32(k, d), load_squares_f32(k + 1, d), load_squares_f32(k + 2, d),
-                       load_squares_f32(k + 3, d), out, kPanel);
+      store_transposed<T>(load_squares_f32(k, d), load_squares_f32(k + 1, d), load_squares_f32(k + 2, d),
+                          load_squares_f32(k + 3, d), scales + key, out, kPanel);
     }
     for (; d < head_dim; ++d, out += kPanel) {
-      for (int32_t i = 0; i < kLanes; ++i) out[i] = hn::GetLane(load_first(k[i] + d, 1));
+      for (int32_t i = 0; i < kLanes; ++i) {
+        out[i] = hn::GetLane(load_first(k[i] + d, 1));
+        if constexpr (kIsFloat8<T>) out[i] *= scales[key + i];
+      }
     }
   }
 }
 
 // Values [0, count) to panels [panel][kTileKv][panel_width]. True if all of them are finite.
 template <class T>
-bool pack_values(const std::byte* const* rows, int32_t count, int32_t head_dim_v, float* panels) {
+bool pack_values(const std::byte* const* rows, const float* scales, int32_t count, int32_t head_dim_v, float* panels) {
   const int32_t width = value_panel_width(head_dim_v);
   V check = hn::Zero(F32());  // 0·x is 0 for every finite x and NaN for the others
   for (int32_t key = 0; key < count; ++key) {
@@ -73,7 +85,8 @@ bool pack_values(const std::byte* const* rows, int32_t count, int32_t head_dim_v
       float* out = panels + int64_t{begin} * kTileKv + int64_t{key} * width;
       const int32_t end = HWY_MIN(begin + width, head_dim_v);
       for (int32_t d = begin; d < end; d += kLanes, out += kLanes) {
-        const V x = d + kLanes <= end ? load(v + d) : load_first(v + d, end - d);
+        V x = d + kLanes <= end ? load(v + d) : load_first(v + d, end - d);
+        if constexpr (kIsFloat8<T>) x = hn::Mul(x, set(scales[key]));
         check = hn::MulAdd(x, hn::Zero(F32()), check);
         hn::Store(x, F32(), out);
       }

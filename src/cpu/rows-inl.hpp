@@ -35,6 +35,17 @@ inline void find_rows(const KeyValueSource& kv, bool of_value, int32_t begin, in
   }
 }
 
+// scales[i] = that of the key (or value) at position begin + i, for kv.dtype of 8 bits; 1 up to `capacity`.
+inline void find_scales(const KeyValueSource& kv, bool of_value, int32_t begin, int32_t end, int32_t capacity,
+                        float* scales) {
+  const TokenScales& source = of_value ? kv.value_scale : kv.key_scale;
+  for (int32_t position = begin; position < end; ++position) {
+    *scales++ = source.data[kv.pages[position / kv.page_size] * source.page_stride +
+                            position % kv.page_size * source.token_stride];
+  }
+  for (int32_t i = end - begin; i < capacity; ++i) *scales++ = 1;
+}
+
 inline constexpr int32_t kCacheLineBytes = 64;
 
 HWY_INLINE void prefetch_row_to_l2(const std::byte* row, int32_t bytes) {
@@ -91,9 +102,12 @@ inline float slope_log2(const ForwardTask& task, int32_t head) {
   return task.alibi_slopes != nullptr ? task.alibi_slopes[head] * kLog2e : 0.0F;
 }
 
-inline void store_row(DType dtype, const float* values, int32_t count, std::byte* out) {
+// Outputs of 8-bit floats are divided by out_scale.
+inline void store_row(DType dtype, const float* values, int32_t count, float out_scale, std::byte* out) {
   if (dtype == DType::f32) {
     std::memcpy(out, values, count * sizeof(float));
+  } else if (is_float8(dtype)) {
+    for (int32_t i = 0; i < count; ++i) store_f32(out + i, dtype, values[i] / out_scale);
   } else if (dtype == DType::bf16) {
     for (int32_t i = 0; i < count; ++i) store_f32(out + 2 * i, DType::bf16, values[i]);
   } else {
@@ -124,7 +138,7 @@ inline void finish_row(const ForwardTask& task, int32_t row, float max, float su
     task.state_lse[row] = lse;
     return;
   }
-  store_row(task.out_dtype, weighted, task.head_dim_v,
+  store_row(task.out_dtype, weighted, task.head_dim_v, task.out_scale,
             task.out + token * task.out_token_stride + head * task.out_head_stride);
   if (task.lse != nullptr) task.lse[head * task.lse_head_stride + token * task.lse_token_stride] = lse;
 }

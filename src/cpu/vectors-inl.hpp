@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "hwy/highway.h"
 
@@ -58,10 +59,49 @@ HWY_INLINE hn::Vec<D> widen(D d, hn::Vec<hn::Rebind<hwy::float16_t, D>> x) {
 #endif
 }
 
+// Elements of 8-bit caches. They are read without their scale.
+struct F8E4M3 {
+  uint8_t bits;
+};
+struct F8E5M2 {
+  uint8_t bits;
+};
+template <class T>
+inline constexpr bool kIsF8E4M3 = std::is_same_v<T, F8E4M3>;
+template <class T>
+inline constexpr bool kIsFloat8 = kIsF8E4M3<T> || std::is_same_v<T, F8E5M2>;
+// The lanes in which Highway holds elements.
+template <class T>
+using Lane = std::conditional_t<kIsFloat8<T>, uint8_t, T>;
+
+// An e5m2 is the upper half of an f16. An e4m3 fits into one, but for its exponent, 8 too small, and its NaN.
+template <class T, class D>
+HWY_INLINE hn::Vec<D> widen_float8(D d, hn::Vec<hn::Rebind<uint8_t, D>> x) {
+  const hn::Rebind<uint16_t, D> u16;
+  const hn::Rebind<hwy::float16_t, D> f16;
+  const auto bits = hn::PromoteTo(u16, x);
+  const auto upper = hn::ShiftLeft<8>(bits);
+  if constexpr (!kIsF8E4M3<T>) return widen(d, hn::BitCast(f16, upper));
+  const auto sign = hn::And(upper, hn::Set(u16, 0x8000));
+  const auto magnitude = hn::ShiftLeft<7>(hn::And(bits, hn::Set(u16, 0x7F)));
+  const auto value = hn::Mul(widen(d, hn::BitCast(f16, hn::Or(sign, magnitude))), hn::Set(d, 256.0F));
+  const auto is_number = hn::Le(hn::Abs(value), hn::Set(d, 448.0F));
+  return hn::IfThenElse(is_number, value, hn::Set(d, __builtin_nanf("")));
+}
+
+template <class T, class D>
+HWY_INLINE hn::Vec<D> widen_elements(D d, hn::Vec<hn::Rebind<Lane<T>, D>> x) {
+  if constexpr (kIsFloat8<T>) {
+    return widen_float8<T>(d, x);
+  } else {
+    return widen(d, x);
+  }
+}
+
 // Elements p[0 … kLanes) in order.
 template <class T>
 HWY_INLINE V load(const T* p) {
-  return widen(F32(), hn::LoadU(hn::Rebind<T, F32>(), p));
+  return widen_elements<T>(F32(), hn::LoadU(hn::Rebind<Lane<T>, F32>(), reinterpret_cast<const Lane<T>*>(p)));
 }
 
 // The first `count` < kLanes elements, then zeros. Reads nothing behind them.

@@ -216,8 +216,8 @@ class CudaEngine final : public plan::Engine {
     return std::make_unique<CudaLayer>(layer, device_index_);
   }
 
-  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, std::span<const int64_t> slot_mapping,
-                   Stream stream) const override {
+  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales,
+                   std::span<const int64_t> slot_mapping, Stream stream) const override {
     const CurrentDevice current(device_index_);
     const jit::Kernel& kernel = jit::kernels().get(plain_source("cache_write", device_facts(device_index_).arch));
     Upload upload;
@@ -230,7 +230,7 @@ class CudaEngine final : public plan::Engine {
     jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
   }
 
-  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,
+  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor&,
                     Stream stream) const override {
     const CurrentDevice current(device_index_);
     const jit::Kernel& kernel = jit::kernels().get(plain_source("merge_states", device_facts(device_index_).arch));

@@ -23,6 +23,8 @@ struct ForwardCall {
   Tensor out;
   Tensor lse;  // may be absent
   Stream stream;
+  Tensor key_scale, value_scale;  // given for caches of 8-bit floats
+  Tensor out_scale;               // given for outputs of 8-bit floats
 };
 
 // What an engine keeps of one layer: its kernels, chosen and compiled when the layer is created.
@@ -42,11 +44,11 @@ class Engine {
  public:
   virtual ~Engine() = default;
   virtual std::unique_ptr<LayerEngine> make_layer(const LayerSpec& layer) const = 0;
-  // Slot -1: nothing of the token is read or written.
-  virtual void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache,
+  // Slot -1: nothing of the token is read or written. `scales`: what the cache's scales belong to, no requests.
+  virtual void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales scales,
                            std::span<const int64_t> slot_mapping, Stream stream) const = 0;
   virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,
-                            Stream stream) const = 0;
+                            const Tensor& out_scale, Stream stream) const = 0;
 };
 
 }  // namespace qkv::plan

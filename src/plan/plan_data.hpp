@@ -59,7 +59,8 @@ struct PlanData {
   std::vector<int64_t> slot_mapping;
   bool has_slot_mapping = false;
   int64_t max_slot = -1;
-  std::vector<float> alibi_slopes;  // [num_requests, num_q_heads], when the layer takes them from the batch
+  std::vector<int32_t> slot_requests;  // [num_slots]: whose token a slot gets, when scales are per request
+  std::vector<float> alibi_slopes;     // [num_requests, num_q_heads], when the layer takes them from the batch
 
   std::vector<std::vector<int32_t>> operands;   // in the order of mask.operands
   std::vector<mask::ProgramInput> mask_inputs;  // [num_requests], pointing into `operands`

@@ -103,6 +103,23 @@ void read_block_table(const Tensor& table, PlanData& plan) {
   }
 }
 
+// Scales per request need to know whose token a slot gets: then every new token has a slot, in the batch's order.
+void read_slot_requests(PlanData& plan) {
+  const bool cross = plan.layer.type == AttentionType::encoder_decoder;
+  const int64_t num_tokens = cross ? plan.num_keys : plan.num_tokens;
+  const auto num_slots = static_cast<int64_t>(plan.slot_mapping.size());
+  if (num_slots == 0) return;
+  if (num_slots != num_tokens) {
+    refuse("slot_mapping", fmt::format("{} slots", num_slots),
+           fmt::format("{}, one a {} (-1 for those that aren't written), or none: the cache's scales are per request",
+                       num_tokens, cross ? "key" : "new token"),
+           ErrorCode::mismatch);
+  }
+  for (int32_t r = 0; r < plan.num_requests; ++r) {
+    plan.slot_requests.insert(plan.slot_requests.end(), cross ? plan.seq_lens[r] : q_len(plan, r), r);
+  }
+}
+
 void read_slot_mapping(const Tensor& slots, PlanData& plan) {
   if (!slots.is_given()) return;
   if (!plan.layer.cache) {
@@ -112,6 +129,7 @@ void read_slot_mapping(const Tensor& slots, PlanData& plan) {
   plan.slot_mapping = copy_vector<int64_t>(slots);
   plan.has_slot_mapping = true;
   plan.max_slot = check_slots(plan.slot_mapping);
+  if (plan.layer.cache->scales == CacheScales::per_request_head) read_slot_requests(plan);
 }
 
 void read_operands(const std::vector<MaskOperand>& given, PlanData& plan) {

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/float16.hpp"
+#include "core/scale_layout.hpp"
 #include "qkv/reference.hpp"
 
 namespace qkv::reference {
@@ -19,19 +20,29 @@ double element(const Tensor& tensor, int64_t offset) {
   return load_f32(static_cast<const std::byte*>(tensor.data) + offset * size_bytes(tensor.dtype), tensor.dtype);
 }
 
-// Where the keys of a request lie: `token(j)` gives the offset of key j's head 0 in a tensor of keys or values.
+// Where the keys of a request lie: `token(j)` gives the offset of key j's head 0 in a tensor of keys or values,
+// `scale(j)` what its elements are multiplied by.
 struct KeyLocator {
   const LayerSpec& spec;
   const Batch& batch;
   int64_t request;
   int64_t first_dense_key;
 
-  int64_t token(const Tensor& tensor, int64_t position) const {
-    if (!spec.cache) return (first_dense_key + position) * tensor.stride[0];
+  int64_t page(int64_t position) const {
     const Tensor& table = batch.block_table;
     const int64_t entry = position / spec.cache->page_size;
-    const int64_t page = static_cast<const int32_t*>(table.data)[request * table.stride[0] + entry * table.stride[1]];
-    return page * tensor.stride[0] + (position % spec.cache->page_size) * tensor.stride[1];
+    return static_cast<const int32_t*>(table.data)[request * table.stride[0] + entry * table.stride[1]];
+  }
+
+  int64_t token(const Tensor& tensor, int64_t position) const {
+    if (!spec.cache) return (first_dense_key + position) * tensor.stride[0];
+    return page(position) * tensor.stride[0] + (position % spec.cache->page_size) * tensor.stride[1];
+  }
+
+  double scale(const Tensor& scales, int64_t position, int64_t kv_head) const {
+    if (!scales.is_given()) return 1;
+    const ScaleLayout layout = scale_layout(spec.cache->scales, scales);
+    return *layout.at(request, page(position), position % spec.cache->page_size, kv_head);
   }
 
   int64_t head_stride(const Tensor& tensor) const { return tensor.stride[spec.cache ? 2 : 1]; }
@@ -56,8 +67,15 @@ double larger_or_nan(double a, double b) { return std::isnan(a) || std::isnan(b)
 
 class Reference {
  public:
-  Reference(const LayerSpec& spec, const Batch& batch, const Tensor& query, const Tensor& key, const Tensor& value)
-      : spec_(spec), batch_(batch), query_(query), key_(key), value_(value), mask_(spec.effective_mask()) {}
+  Reference(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache)
+      : spec_(spec),
+        batch_(batch),
+        query_(query),
+        key_(cache.key),
+        value_(cache.value),
+        key_scale_(cache.key_scale),
+        value_scale_(cache.value_scale),
+        mask_(spec.effective_mask()) {}
 
   Result run() {
     const int64_t num_requests = batch_.query_start_loc.shape[0] - 1;
@@ -100,7 +118,7 @@ class Reference {
         dot += element(query_, row * query_.stride[0] + head * query_.stride[1] + c) * element(key_, key_offset + c);
       }
       visible.push_back(j);
-      scores.push_back(score(spec_, dot, slope, q_pos, j));
+      scores.push_back(score(spec_, dot * keys.scale(key_scale_, j, kv_head), slope, q_pos, j));
       maximum = larger_or_nan(maximum, scores.back());
     }
 
@@ -116,8 +134,8 @@ class Reference {
     double* out = &result_.out[(row * spec_.num_q_heads + head) * spec_.value_dim()];
     for (size_t i = 0; i < visible.size(); ++i) {
       const int64_t value_offset = keys.token(value_, visible[i]) + kv_head * keys.head_stride(value_);
-      for (int32_t c = 0; c < spec_.value_dim(); ++c)
-        out[c] += scores[i] / denominator * element(value_, value_offset + c);
+      const double weight = scores[i] / denominator * keys.scale(value_scale_, visible[i], kv_head);
+      for (int32_t c = 0; c < spec_.value_dim(); ++c) out[c] += weight * element(value_, value_offset + c);
     }
   }
 
@@ -126,6 +144,8 @@ class Reference {
   const Tensor& query_;
   const Tensor& key_;
   const Tensor& value_;
+  const Tensor& key_scale_;
+  const Tensor& value_scale_;
   const Mask mask_;
   int64_t num_tokens_ = 0;
   Result result_;
@@ -135,11 +155,11 @@ class Reference {
 
 Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const Tensor& key,
                  const Tensor& value) {
-  return Reference(spec, batch, query, key, value).run();
+  return attention(spec, batch, query, KvCache{key, value});
 }
 
 Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache) {
-  return attention(spec, batch, query, cache.key, cache.value);
+  return Reference(spec, batch, query, cache).run();
 }
 
 }  // namespace qkv::reference

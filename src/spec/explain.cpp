@@ -11,7 +11,7 @@ namespace {
 
 // A feature of the support matrix: how to ask for it on top of a plain decoder layer. Features of one choice exclude
 // each other.
-enum class Choice { none, keys, kv_dtype, alibi, type };
+enum class Choice { none, keys, kv_dtype, output, alibi, type };
 
 struct Feature {
   const char* name;
@@ -22,15 +22,27 @@ struct Feature {
 // Masks of two features hold together: both must see the key.
 void and_mask(LayerSpec& spec, const Mask& mask) { spec.mask = spec.effective_mask() & mask; }
 
+void set_pages(LayerSpec& spec, int32_t page_size) {
+  if (!spec.cache) spec.cache.emplace();
+  spec.cache->page_size = page_size;
+}
+
+void set_fp8_cache(LayerSpec& spec) {
+  spec.kv_dtype = DType::f8e4m3;
+  if (!spec.cache) spec.cache.emplace();
+  spec.cache->scales = CacheScales::per_head;
+}
+
 const std::vector<Feature>& features() {
   static const std::vector<Feature> list = {
-      {"paged cache", Choice::keys, [](LayerSpec& s) { s.cache = CacheSpec{16}; }},
-      {"page size 1", Choice::keys, [](LayerSpec& s) { s.cache = CacheSpec{1}; }},
+      {"paged cache", Choice::keys, [](LayerSpec& s) { set_pages(s, 16); }},
+      {"page size 1", Choice::keys, [](LayerSpec& s) { set_pages(s, 1); }},
       {"dense keys", Choice::keys, [](LayerSpec& s) { s.cache.reset(); }},
       {"f16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::f16; }},
       {"bf16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::bf16; }},
-      {"bf16 output", Choice::none, [](LayerSpec& s) { s.output_dtype = DType::bf16; }},
-      {"fp8 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::f8e4m3; }},
+      {"fp8 cache", Choice::kv_dtype, set_fp8_cache},
+      {"bf16 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::bf16; }},
+      {"fp8 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::f8e4m3; }},
       {"one KV head", Choice::none, [](LayerSpec& s) { s.num_kv_heads = 1; }},
       {"head_dim 72", Choice::none, [](LayerSpec& s) { s.head_dim = 72; }},
       {"head_dim_v 512", Choice::none, [](LayerSpec& s) { s.head_dim_v = 512; }},
@@ -61,6 +73,22 @@ LayerSpec plain_layer(DeviceKind device) {
 
 }  // namespace
 
+namespace {
+
+// Features are asked for in both orders: the second may take back what the first brought along (dense keys, the pages
+// of an fp8 cache).
+std::vector<std::string> reasons_against(const Feature& first, const Feature& second, DeviceKind device) {
+  for (const auto& [one, other] : {std::pair{&first, &second}, {&second, &first}}) {
+    LayerSpec spec = plain_layer(device);
+    one->add(spec);
+    other->add(spec);
+    if (auto reasons = explain(spec, Device{device, 0}); !reasons.empty()) return reasons;
+  }
+  return {};
+}
+
+}  // namespace
+
 std::vector<std::string> explain(const LayerSpec& spec, Device device) {
   std::vector<std::string> sentences;
   for (const Error& reason : spec::reasons_against(spec, device)) sentences.emplace_back(reason.what());
@@ -83,10 +111,7 @@ std::string support_matrix(DeviceKind device) {
         text += "  -";
         continue;
       }
-      LayerSpec spec = plain_layer(device);
-      all[column].add(spec);
-      all[row].add(spec);
-      const auto reasons = explain(spec, Device{device, 0});
+      const auto reasons = reasons_against(all[column], all[row], device);
       text += reasons.empty() ? "  Y" : "  R";
       if (!reasons.empty() && std::find(notes.begin(), notes.end(), reasons.front()) == notes.end()) {
         notes.push_back(reasons.front());

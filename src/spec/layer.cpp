@@ -18,6 +18,22 @@ std::string_view to_string(AttentionType type) {
   return "unknown";
 }
 
+std::string_view to_string(CacheScales scales) {
+  switch (scales) {
+    case CacheScales::none:
+      return "none";
+    case CacheScales::per_tensor:
+      return "per_tensor";
+    case CacheScales::per_head:
+      return "per_head";
+    case CacheScales::per_request_head:
+      return "per_request_head";
+    case CacheScales::per_token_head:
+      return "per_token_head";
+  }
+  return "unknown";
+}
+
 float LayerSpec::effective_scale() const { return scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))); }
 
 Mask LayerSpec::effective_mask() const {

@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "core/float8.hpp"
+
 namespace qkv::spec {
 namespace {
 
@@ -48,6 +50,9 @@ class Rules {
       against("kv_dtype", to_string(spec_.kv_dtype),
               fmt::format("query_dtype = {} on a GPU", to_string(spec_.query_dtype)), ErrorCode::unsupported);
     }
+    if (is_float8(spec_.out_dtype())) {
+      against("output_dtype", to_string(spec_.out_dtype()), "f32, f16 or bf16 on a GPU", ErrorCode::unsupported);
+    }
     for (const auto& [name, dim] : {std::pair{"head_dim", spec_.head_dim}, {"head_dim_v", spec_.value_dim()}}) {
       if (dim % 8 != 0) against(name, dim, "a multiple of 8 on a GPU", ErrorCode::unsupported);
     }
@@ -76,20 +81,28 @@ class Rules {
   }
 
   void check_dtypes() {
-    const auto check = [&](const char* name, DType dtype) {
+    const auto check = [&](const char* name, DType dtype, bool allows_fp8, const char* allowed) {
       if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;
-      const bool is_float = dtype == DType::f8e4m3;
-      against(name, to_string(dtype), "f32, f16 or bf16",
-              is_float ? ErrorCode::unsupported : ErrorCode::invalid_argument);
+      if (is_float8(dtype) && allows_fp8) return;
+      against(name, to_string(dtype), allowed, is_float8(dtype) ? ErrorCode::unsupported : ErrorCode::invalid_argument);
     };
-    check("query_dtype", spec_.query_dtype);
-    check("kv_dtype", spec_.kv_dtype);
-    if (spec_.output_dtype) check("output_dtype", *spec_.output_dtype);
+    constexpr const char* kAllFormats = "f32, f16, bf16, f8e4m3 or f8e5m2";
+    check("query_dtype", spec_.query_dtype, false, "f32, f16 or bf16");
+    check("kv_dtype", spec_.kv_dtype, spec_.cache.has_value(),
+          spec_.cache ? kAllFormats : "f32, f16 or bf16 for dense keys and values: only caches are of 8-bit floats");
+    if (spec_.output_dtype) check("output_dtype", *spec_.output_dtype, true, kAllFormats);
   }
 
   void check_cache() {
     if (!spec_.cache) return;
     if (spec_.cache->page_size < 1) against("cache.page_size", spec_.cache->page_size, "at least 1 token");
+    const bool has_scales = spec_.cache->scales != CacheScales::none;
+    if (has_scales != is_float8(spec_.kv_dtype)) {
+      against("cache.scales", to_string(spec_.cache->scales),
+              fmt::format("{} with kv_dtype {}",
+                          has_scales ? "none" : "per_tensor, per_head, per_request_head or per_token_head",
+                          to_string(spec_.kv_dtype)));
+    }
     if (spec_.type == AttentionType::encoder || spec_.type == AttentionType::encoder_only) {
       against("cache", fmt::format("pages of {} tokens", spec_.cache->page_size),
               fmt::format("no cache for type {}: its keys are the new tokens themselves", to_string(spec_.type)));

@@ -25,6 +25,11 @@ using forward_test::Scene;
 
 // One step of the output's format at the value's size.
 float rounding_step(DType dtype, float value) {
+  if (is_float8(dtype)) {
+    const bool has_3_bits = dtype == DType::f8e4m3;
+    return (has_3_bits ? 0x1p-3F : 0x1p-2F) * std::fabs(value) +
+           (has_3_bits ? 0x1p-9F : 0x1p-16F) * forward_test::kOutScale;
+  }
   const float relative = dtype == DType::f32 ? 0x1p-23F : dtype == DType::f16 ? 0x1p-10F : 0x1p-7F;
   return relative * std::fabs(value) + (dtype == DType::f16 ? 0x1p-24F : 0);
 }
@@ -94,6 +99,8 @@ Config random_config(uint32_t seed) {
   c.sinks = random() % 3 == 0;
   c.state = random() % 4 == 0;
   c.query_size = pick(1.0F, 1.0F, 8.0F);
+  if (c.page_size != 0 && random() % 3 == 0) c.kv_dtype = pick(DType::f8e4m3, DType::f8e5m2);
+  if (random() % 8 == 0) c.out_dtype = pick(DType::f8e4m3, DType::f8e5m2);
   c.mask = pick("causal", "causal", "true", "causal & window(20, 0)", "window(3, 150)", "false",
                 "own[query] == own[query] & side[key] < 2", "causal & (kv_pos < 10 | side[key] == 1)",
                 "kv_pos + q_head + q_head <= q_pos + 13", "kv_pos >= 130 & kv_pos < 140", "causal & ~(kv_pos == 0)");

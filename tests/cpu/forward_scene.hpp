@@ -20,6 +20,7 @@ namespace qkv::cpu::forward_test {
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kGuard = 12345.0F;
+inline constexpr float kOutScale = 0.03125F;  // of outputs of 8-bit floats
 
 struct Config {
   int32_t head_dim = 64;
@@ -135,6 +136,7 @@ class Scene {
     std::vector<std::byte> out(int64_t{rows} * (dims + 1) * bytes, std::byte{0x55});
     Result result{{}, std::vector<float>(rows, kGuard)};
     task.out_dtype = config_.out_dtype;
+    task.out_scale = is_float8(config_.out_dtype) ? kOutScale : 1;
     task.out = out.data();
     task.out_head_stride = (dims + 1) * bytes;
     task.out_token_stride = config_.group_size * task.out_head_stride;
@@ -144,7 +146,9 @@ class Scene {
     kernel(task);
     for (int32_t row = 0; row < rows; ++row) {
       const std::byte* at = out.data() + int64_t{row} * (dims + 1) * bytes;
-      for (int32_t d = 0; d < dims; ++d) result.out.push_back(load_f32(at + d * bytes, config_.out_dtype));
+      for (int32_t d = 0; d < dims; ++d) {
+        result.out.push_back(load_f32(at + d * bytes, config_.out_dtype) * task.out_scale);
+      }
       EXPECT_EQ(at[dims * bytes], std::byte{0x55});
     }
     return result;
@@ -189,6 +193,20 @@ class Scene {
       for (int32_t d = 0; d < config_.head_dim; ++d) set(false, position, d, normal());
       for (int32_t d = 0; d < config_.head_dim_v; ++d) set(true, position, d, normal());
     }
+    if (is_float8(config_.kv_dtype)) make_scales(num_pages);
+  }
+
+  // One a token, none of them 1, and NaN where there is no token; those of pages lie in the order of their tokens.
+  void make_scales(int32_t num_pages) {
+    for (std::vector<float>* scales : {&key_scales_, &value_scales_}) {
+      scales->assign(num_pages * kv_.page_size, kNan);
+      for (int32_t position = 0; position < config_.kv_len; ++position) {
+        const float scale = 0.25F + 0.01F * static_cast<float>(random_() % 64);
+        (*scales)[pages_[position / kv_.page_size] * kv_.page_size + position % kv_.page_size] = scale;
+      }
+    }
+    kv_.key_scale = {key_scales_.data(), kv_.page_size, 1};
+    kv_.value_scale = {value_scales_.data(), kv_.page_size, 1};
   }
 
   void make_mask() {
@@ -232,7 +250,7 @@ class Scene {
   mask::Program program_;
   mask::ProgramInput input_;
   std::vector<std::vector<int32_t>> operands_;
-  std::vector<float> slopes_, sinks_;
+  std::vector<float> slopes_, sinks_, key_scales_, value_scales_;
   mutable std::vector<mask::KeySegment> segments_;
 };
 

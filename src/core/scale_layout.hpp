@@ -1,0 +1,47 @@
+// Scales of a cache of any granularity as one address: what an axis does not tell apart has stride 0.
+#pragma once
+
+#include <cstdint>
+
+#include "qkv/layer.hpp"
+#include "qkv/tensor.hpp"
+
+namespace qkv {
+
+struct ScaleLayout {
+  float* data = nullptr;
+  int64_t request_stride = 0;  // strides in elements
+  int64_t page_stride = 0;
+  int64_t token_stride = 0;
+  int64_t head_stride = 0;
+
+  float* at(int64_t request, int64_t page, int64_t token, int64_t head) const {
+    return data + request * request_stride + page * page_stride + token * token_stride + head * head_stride;
+  }
+};
+
+// Of a tensor of the shape that the granularity asks for.
+inline ScaleLayout scale_layout(CacheScales granularity, const Tensor& scale) {
+  ScaleLayout layout;
+  layout.data = static_cast<float*>(scale.data);
+  switch (granularity) {
+    case CacheScales::none:
+    case CacheScales::per_tensor:
+      break;
+    case CacheScales::per_head:
+      layout.head_stride = scale.stride[0];
+      break;
+    case CacheScales::per_request_head:
+      layout.request_stride = scale.stride[0];
+      layout.head_stride = scale.stride[1];
+      break;
+    case CacheScales::per_token_head:
+      layout.page_stride = scale.stride[0];
+      layout.token_stride = scale.stride[1];
+      layout.head_stride = scale.stride[2];
+      break;
+  }
+  return layout;
+}
+
+}  // namespace qkv
