@@ -44,7 +44,7 @@ QKV_EXPORT const char* qkv_last_error_allowed(void);
 // --- tensors --------------------------------------------------------------------------------------------------------
 
 typedef int32_t qkv_dtype;
-enum { QKV_F32 = 0, QKV_F16 = 1, QKV_BF16 = 2, QKV_F8E4M3 = 3, QKV_I32 = 4, QKV_I64 = 5 };
+enum { QKV_F32 = 0, QKV_F16 = 1, QKV_BF16 = 2, QKV_F8E4M3 = 3, QKV_I32 = 4, QKV_I64 = 5, QKV_F8E5M2 = 6 };
 
 typedef int32_t qkv_device_kind;
 enum { QKV_CPU = 0, QKV_CUDA = 1 };
@@ -84,6 +84,16 @@ typedef void* qkv_stream;
 typedef int32_t qkv_attention_type;
 enum { QKV_DECODER = 0, QKV_ENCODER_ONLY = 1, QKV_ENCODER = 2, QKV_ENCODER_DECODER = 3 };
 
+// What has a scale of its own in a cache of 8-bit floats.
+typedef int32_t qkv_cache_scales;
+enum {
+  QKV_SCALES_NONE = 0,              // caches of 16- and 32-bit floats
+  QKV_SCALES_PER_TENSOR = 1,        // [1]
+  QKV_SCALES_PER_HEAD = 2,          // [num_kv_heads]
+  QKV_SCALES_PER_REQUEST_HEAD = 3,  // [num_requests, num_kv_heads]
+  QKV_SCALES_PER_TOKEN_HEAD = 4     // [num_pages, page_size, num_kv_heads]
+};
+
 // What a layer is; meanings and ranges as in layer.hpp. 0 is the default of all but struct_size and the sizes.
 typedef struct qkv_layer_spec {
   size_t struct_size;
@@ -96,8 +106,9 @@ typedef struct qkv_layer_spec {
   int32_t has_output_dtype;  // 0: query_dtype
   qkv_dtype output_dtype;
   qkv_attention_type type;
-  int32_t has_cache;  // 0: keys and values are dense tensors
-  int32_t page_size;  // of the cache
+  int32_t has_cache;              // 0: keys and values are dense tensors
+  int32_t page_size;              // of the cache
+  qkv_cache_scales cache_scales;  // of the cache, if it holds 8-bit floats
   const char* mask;   // text as parse_mask in mask.hpp reads it: "causal & window(127, 0)". NULL: the type's default
   int32_t has_scale;  // 0: 1 / sqrt(head_dim)
   float scale;
@@ -167,8 +178,10 @@ QKV_EXPORT void qkv_batch_init(qkv_batch* batch, size_t struct_size);
 
 // A layer's paged cache as two views of any strides (the last axis must be contiguous).
 typedef struct qkv_kv_cache {
-  qkv_tensor key;    // kv_dtype [num_pages, page_size, num_kv_heads, head_dim]
-  qkv_tensor value;  // kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v]
+  qkv_tensor key;        // kv_dtype [num_pages, page_size, num_kv_heads, head_dim]
+  qkv_tensor value;      // kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v]
+  qkv_tensor key_scale;  // f32, of caches of 8-bit floats and no others: its shape as cache_scales says
+  qkv_tensor value_scale;
 } qkv_kv_cache;
 
 // Views of one tensor [num_pages, num_kv_heads, page_size, head_dim + head_dim_v], of any strides.
@@ -202,14 +215,15 @@ QKV_EXPORT qkv_status qkv_attention_update_cache(const qkv_attention* attention,
                                                  const qkv_tensor* value, const qkv_kv_cache* cache,
                                                  const qkv_plan* plan, qkv_stream stream);
 // Layers with a cache. query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
-// lse f32 [num_q_heads, >= num_tokens] or NULL.
+// lse f32 [num_q_heads, >= num_tokens] or NULL, out_scale f32 [1] for an out of 8-bit floats, else NULL.
 QKV_EXPORT qkv_status qkv_attention_forward(const qkv_attention* attention, const qkv_tensor* query,
                                             const qkv_kv_cache* cache, const qkv_plan* plan, const qkv_tensor* out,
-                                            const qkv_tensor* lse, qkv_stream stream);
+                                            const qkv_tensor* lse, const qkv_tensor* out_scale, qkv_stream stream);
 // Layers without one. key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v.
 QKV_EXPORT qkv_status qkv_attention_forward_dense(const qkv_attention* attention, const qkv_tensor* query,
                                                   const qkv_tensor* key, const qkv_tensor* value, const qkv_plan* plan,
-                                                  const qkv_tensor* out, const qkv_tensor* lse, qkv_stream stream);
+                                                  const qkv_tensor* out, const qkv_tensor* lse,
+                                                  const qkv_tensor* out_scale, qkv_stream stream);
 
 // --- single calls ---------------------------------------------------------------------------------------------------
 
@@ -233,6 +247,9 @@ typedef struct qkv_varlen_arguments {
   qkv_tensor out;
   qkv_tensor lse;
   qkv_stream stream;
+  qkv_tensor key_scale;  // of pages of 8-bit floats: f32, its shape says what has a scale of its own
+  qkv_tensor value_scale;
+  qkv_tensor out_scale;  // f32 [1], with an out of 8-bit floats
 } qkv_varlen_arguments;
 
 QKV_EXPORT void qkv_varlen_arguments_init(qkv_varlen_arguments* arguments, size_t struct_size);
@@ -244,9 +261,9 @@ typedef struct qkv_state {
   qkv_tensor lse;  // f32 [num_heads, num_tokens]
 } qkv_state;
 
-// Joins states over disjoint keys in the order given. lse may be NULL.
+// Joins states over disjoint keys in the order given. lse may be NULL; out_scale as in qkv_attention_forward.
 QKV_EXPORT qkv_status qkv_merge_states(const qkv_state* states, int64_t num_states, const qkv_tensor* out,
-                                       const qkv_tensor* lse, qkv_stream stream);
+                                       const qkv_tensor* lse, const qkv_tensor* out_scale, qkv_stream stream);
 // From an LSE in base 2 to the natural one, in place.
 QKV_EXPORT qkv_status qkv_lse_from_lse2(const qkv_tensor* lse);
 // Writes tokens to slots without a plan. slot_mapping: i64 [num_slots].

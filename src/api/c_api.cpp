@@ -217,7 +217,7 @@ qkv_status qkv_fill_tree(const int32_t* parents, const qkv_tensor* query_start_l
 qkv_status qkv_kv_cache_from_interleaved(const qkv_tensor* key_value, int32_t head_dim, qkv_kv_cache* cache) {
   return guarded([&] {
     const KvCache views = KvCache::from_interleaved(from_c(key_value, "key_value"), head_dim);
-    required(cache, "cache") = {to_c(views.key), to_c(views.value)};
+    required(cache, "cache") = {to_c(views.key), to_c(views.value), {}, {}};
   });
 }
 
@@ -271,21 +271,22 @@ qkv_status qkv_attention_update_cache(const qkv_attention* attention, const qkv_
 
 qkv_status qkv_attention_forward(const qkv_attention* attention, const qkv_tensor* query, const qkv_kv_cache* cache,
                                  const qkv_plan* plan, const qkv_tensor* out, const qkv_tensor* lse,
-                                 qkv_stream stream) {
+                                 const qkv_tensor* out_scale, qkv_stream stream) {
   return guarded([&] {
     required(attention, "attention")
         .attention.forward(from_c(query, "query"), from_c(cache), required(plan, "plan").plan, from_c(out, "out"),
-                           from_c(lse, "lse"), {stream});
+                           from_c(lse, "lse"), {stream}, from_c(out_scale, "out_scale"));
   });
 }
 
 qkv_status qkv_attention_forward_dense(const qkv_attention* attention, const qkv_tensor* query, const qkv_tensor* key,
                                        const qkv_tensor* value, const qkv_plan* plan, const qkv_tensor* out,
-                                       const qkv_tensor* lse, qkv_stream stream) {
+                                       const qkv_tensor* lse, const qkv_tensor* out_scale, qkv_stream stream) {
   return guarded([&] {
     required(attention, "attention")
         .attention.forward(from_c(query, "query"), from_c(key, "key"), from_c(value, "value"),
-                           required(plan, "plan").plan, from_c(out, "out"), from_c(lse, "lse"), {stream});
+                           required(plan, "plan").plan, from_c(out, "out"), from_c(lse, "lse"), {stream},
+                           from_c(out_scale, "out_scale"));
   });
 }
 
@@ -296,8 +297,11 @@ qkv_status qkv_varlen_attention(const qkv_varlen_arguments* arguments) {
 }
 
 qkv_status qkv_merge_states(const qkv_state* states, int64_t num_states, const qkv_tensor* out, const qkv_tensor* lse,
-                            qkv_stream stream) {
-  return guarded([&] { merge_states(from_c(states, num_states), from_c(out, "out"), from_c(lse, "lse"), {stream}); });
+                            const qkv_tensor* out_scale, qkv_stream stream) {
+  return guarded([&] {
+    merge_states(from_c(states, num_states), from_c(out, "out"), from_c(lse, "lse"), {stream},
+                 from_c(out_scale, "out_scale"));
+  });
 }
 
 qkv_status qkv_lse_from_lse2(const qkv_tensor* lse) {

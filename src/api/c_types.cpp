@@ -13,6 +13,11 @@ constexpr bool same(int32_t number, Enum value) {
 
 static_assert(same(QKV_F32, DType::f32) && same(QKV_F16, DType::f16) && same(QKV_BF16, DType::bf16));
 static_assert(same(QKV_F8E4M3, DType::f8e4m3) && same(QKV_I32, DType::i32) && same(QKV_I64, DType::i64));
+static_assert(same(QKV_F8E5M2, DType::f8e5m2));
+static_assert(same(QKV_SCALES_NONE, CacheScales::none) && same(QKV_SCALES_PER_TENSOR, CacheScales::per_tensor));
+static_assert(same(QKV_SCALES_PER_HEAD, CacheScales::per_head));
+static_assert(same(QKV_SCALES_PER_REQUEST_HEAD, CacheScales::per_request_head));
+static_assert(same(QKV_SCALES_PER_TOKEN_HEAD, CacheScales::per_token_head));
 static_assert(same(QKV_CPU, DeviceKind::cpu) && same(QKV_CUDA, DeviceKind::cuda));
 static_assert(same(QKV_DECODER, AttentionType::decoder) && same(QKV_ENCODER_ONLY, AttentionType::encoder_only));
 static_assert(same(QKV_ENCODER, AttentionType::encoder) && same(QKV_ENCODER_DECODER, AttentionType::encoder_decoder));
@@ -28,7 +33,7 @@ Enum enum_from_c(int32_t number, Enum last, const std::string& name) {
   return static_cast<Enum>(number);
 }
 
-DType dtype_from_c(qkv_dtype dtype, const std::string& name) { return enum_from_c(dtype, DType::i64, name); }
+DType dtype_from_c(qkv_dtype dtype, const std::string& name) { return enum_from_c(dtype, DType::f8e5m2, name); }
 
 std::vector<MaskOperand> operands_from_c(const qkv_mask_operand* operands, int64_t count) {
   std::vector<MaskOperand> result;
@@ -98,7 +103,8 @@ qkv_tensor to_c(const Tensor& tensor) {
 
 KvCache from_c(const qkv_kv_cache* cache) {
   const qkv_kv_cache& given = required(cache, "cache");
-  return {from_c(given.key, "cache.key"), from_c(given.value, "cache.value")};
+  return {from_c(given.key, "cache.key"), from_c(given.value, "cache.value"),
+          from_c(given.key_scale, "cache.key_scale"), from_c(given.value_scale, "cache.value_scale")};
 }
 
 Mask mask_from_c(const char* text) { return parse_mask(&required(text, "mask")); }
@@ -114,7 +120,12 @@ LayerSpec from_c(const qkv_layer_spec* spec) {
   layer.kv_dtype = dtype_from_c(given.kv_dtype, "kv_dtype");
   if (is_set(given.has_output_dtype)) layer.output_dtype = dtype_from_c(given.output_dtype, "output_dtype");
   layer.type = enum_from_c(given.type, AttentionType::encoder_decoder, "type");
-  if (is_set(given.has_cache)) layer.cache = CacheSpec{given.page_size};
+  const auto scales = enum_from_c(given.cache_scales, CacheScales::per_token_head, "cache_scales");
+  if (is_set(given.has_cache)) {
+    layer.cache = CacheSpec{given.page_size, scales};
+  } else if (scales != CacheScales::none) {
+    refuse("cache_scales", to_string(scales), "none without has_cache", ErrorCode::mismatch);
+  }
   if (given.mask != nullptr) layer.mask = mask_from_c(given.mask);
   if (is_set(given.has_scale)) layer.scale = given.scale;
   layer.softcap = given.softcap;
@@ -154,6 +165,9 @@ VarlenArguments from_c(const qkv_varlen_arguments* arguments) {
   result.out = from_c(given.out, "out");
   result.lse = from_c(given.lse, "lse");
   result.stream = {given.stream};
+  result.key_scale = from_c(given.key_scale, "key_scale");
+  result.value_scale = from_c(given.value_scale, "value_scale");
+  result.out_scale = from_c(given.out_scale, "out_scale");
   return result;
 }
 

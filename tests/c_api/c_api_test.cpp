@@ -42,9 +42,10 @@ void run_cpp(const Case& c, Written& w) {
   const Tensor lse = c.with_lse ? w.lse.view() : Tensor{};
   if (c.layer.cache) {
     attention.update_cache(w.data.key.view(), w.data.value.view(), w.data.cache(), plan);
-    attention.forward(w.data.query.view(), w.data.cache(), plan, w.out.view(), lse);
+    attention.forward(w.data.query.view(), w.data.cache(), plan, w.out.view(), lse, {}, w.data.out_scale.view());
   } else {
-    attention.forward(w.data.query.view(), w.data.key.view(), w.data.value.view(), plan, w.out.view(), lse);
+    attention.forward(w.data.query.view(), w.data.key.view(), w.data.value.view(), plan, w.out.view(), lse, {},
+                      w.data.out_scale.view());
   }
 }
 
@@ -56,12 +57,14 @@ void run_c(const Case& c, Written& w, qkv_stream stream = nullptr) {
   const qkv_tensor query = to_c(w.data.query.view()), key = to_c(w.data.key.view()), value = to_c(w.data.value.view());
   const qkv_tensor out = to_c(w.out.view()), lse = to_c(w.lse.view());
   const qkv_tensor* wanted_lse = c.with_lse ? &lse : nullptr;
+  const qkv_tensor out_scale = to_c(w.data.out_scale.view());
   if (c.layer.cache) {
     const qkv_kv_cache cache = to_c(w.data.cache());
     expect_ok(qkv_attention_update_cache(attention.get(), &key, &value, &cache, plan.get(), stream));
-    expect_ok(qkv_attention_forward(attention.get(), &query, &cache, plan.get(), &out, wanted_lse, stream));
+    expect_ok(qkv_attention_forward(attention.get(), &query, &cache, plan.get(), &out, wanted_lse, &out_scale, stream));
   } else {
-    expect_ok(qkv_attention_forward_dense(attention.get(), &query, &key, &value, plan.get(), &out, wanted_lse, stream));
+    expect_ok(qkv_attention_forward_dense(attention.get(), &query, &key, &value, plan.get(), &out, wanted_lse,
+                                          &out_scale, stream));
   }
 }
 
@@ -73,6 +76,8 @@ void expect_same_bits(const Case& c) {
   EXPECT_TRUE(cpp.lse.buffer() == through_c.lse.buffer()) << describe(c);
   EXPECT_TRUE(cpp.data.key_pages.buffer() == through_c.data.key_pages.buffer()) << describe(c);
   EXPECT_TRUE(cpp.data.value_pages.buffer() == through_c.data.value_pages.buffer()) << describe(c);
+  EXPECT_TRUE(cpp.data.key_scale.buffer() == through_c.data.key_scale.buffer()) << describe(c);
+  EXPECT_TRUE(cpp.data.value_scale.buffer() == through_c.data.value_scale.buffer()) << describe(c);
 }
 
 TEST(c_api, paged_decode_has_the_bits_of_cpp) {
@@ -209,7 +214,7 @@ TEST(c_api, states_merge_and_base_2_becomes_natural) {
   const qkv_state states[] = {{to_c(view(first, {2, 1, 8})), to_c(view(first_lse, {1, 2}))},
                               {to_c(view(second, {2, 1, 8})), to_c(view(second_lse, {1, 2}))}};
   const qkv_tensor out_view = to_c(view(out, {2, 1, 8})), lse_view = to_c(view(lse, {1, 2}));
-  expect_ok(qkv_merge_states(states, 2, &out_view, &lse_view, nullptr));
+  expect_ok(qkv_merge_states(states, 2, &out_view, &lse_view, nullptr, nullptr));
   EXPECT_FLOAT_EQ(out[0], 2);  // equal weights
   EXPECT_EQ(out[8], 1);        // the second state is empty
   EXPECT_FLOAT_EQ(lse[0], 0.69314718F);
@@ -225,7 +230,7 @@ TEST(c_api, cache_write_writes_the_slots) {
   std::vector<float> key_pages(2 * 4 * 1 * 8), value_pages(2 * 4 * 1 * 8);
   const std::vector<float> key(2 * 8, 5.0F), value(2 * 8, 6.0F);
   const std::vector<int64_t> slots = {6, -1};
-  const qkv_kv_cache cache = {to_c(view(key_pages, {2, 4, 1, 8})), to_c(view(value_pages, {2, 4, 1, 8}))};
+  const qkv_kv_cache cache = {to_c(view(key_pages, {2, 4, 1, 8})), to_c(view(value_pages, {2, 4, 1, 8})), {}, {}};
   const qkv_tensor key_view = to_c(view(key, {2, 1, 8})), value_view = to_c(view(value, {2, 1, 8}));
   const qkv_tensor slot_view = to_c(view(slots));
   expect_ok(qkv_cache_write(&key_view, &value_view, &cache, &slot_view, nullptr));

@@ -47,6 +47,7 @@ struct CSpec {
     spec.alibi_per_request = layer.alibi_per_request;
     spec.sinks = layer.sinks.data();
     spec.num_sinks = static_cast<int64_t>(layer.sinks.size());
+    if (layer.cache) spec.cache_scales = static_cast<qkv_cache_scales>(layer.cache->scales);
   }
   CSpec(const CSpec&) = delete;
   CSpec& operator=(const CSpec&) = delete;
@@ -75,7 +76,9 @@ struct CBatch {
   qkv_batch batch;
 };
 
-inline qkv_kv_cache to_c(const KvCache& cache) { return {to_c(cache.key), to_c(cache.value)}; }
+inline qkv_kv_cache to_c(const KvCache& cache) {
+  return {to_c(cache.key), to_c(cache.value), to_c(cache.key_scale), to_c(cache.value_scale)};
+}
 
 // A call that must succeed.
 inline void expect_ok(qkv_status status) { EXPECT_EQ(status, QKV_OK) << qkv_last_error_message(); }

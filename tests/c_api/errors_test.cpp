@@ -103,7 +103,7 @@ TEST(c_api_errors, no_exception_crosses_the_boundary) {
   const qkv_state state = {to_c(view(data, {4096, 1, 64})), to_c(view(lse, {1, 4096}))};
   const auto merge = [&](qkv_parallel_for pool) {
     expect_ok(qkv_set_parallel_for(pool, nullptr));
-    const qkv_status status = qkv_merge_states(&state, 1, &state.out, nullptr, nullptr);
+    const qkv_status status = qkv_merge_states(&state, 1, &state.out, nullptr, nullptr, nullptr);
     expect_ok(qkv_set_parallel_for(nullptr, nullptr));
     return status;
   };
@@ -127,7 +127,7 @@ TEST(c_api_errors, null_handles_and_pointers_are_refused_by_name) {
   const auto plan = testing::make_plan(attention, c_batch.batch);
   const std::vector<float> data(16);
   const qkv_tensor query = to_c(view(data, {1, 2, 8})), key = to_c(view(data, {1, 1, 8}));
-  const qkv_kv_cache cache = {key, key};
+  const qkv_kv_cache cache = {key, key, {}, {}};
   qkv_attention* new_attention = nullptr;
   qkv_plan* new_plan = nullptr;
   const auto refused = [](qkv_status status, const char* argument) {
@@ -141,19 +141,22 @@ TEST(c_api_errors, null_handles_and_pointers_are_refused_by_name) {
   refused(qkv_attention_update_cache(nullptr, &key, &key, &cache, plan.get(), nullptr), "attention");
   refused(qkv_attention_update_cache(attention.get(), &key, &key, nullptr, plan.get(), nullptr), "cache");
   refused(qkv_attention_update_cache(attention.get(), &key, &key, &cache, nullptr, nullptr), "plan");
-  refused(qkv_attention_forward(nullptr, &query, &cache, plan.get(), &query, nullptr, nullptr), "attention");
-  refused(qkv_attention_forward(attention.get(), &query, nullptr, plan.get(), &query, nullptr, nullptr), "cache");
-  refused(qkv_attention_forward(attention.get(), &query, &cache, nullptr, &query, nullptr, nullptr), "plan");
+  refused(qkv_attention_forward(nullptr, &query, &cache, plan.get(), &query, nullptr, nullptr, nullptr), "attention");
+  refused(qkv_attention_forward(attention.get(), &query, nullptr, plan.get(), &query, nullptr, nullptr, nullptr),
+          "cache");
+  refused(qkv_attention_forward(attention.get(), &query, &cache, nullptr, &query, nullptr, nullptr, nullptr), "plan");
   const auto forward = [&](const qkv_tensor* q, const qkv_tensor* k, const qkv_tensor* v, const qkv_tensor* out) {
-    return qkv_attention_forward_dense(attention.get(), q, k, v, plan.get(), out, nullptr, nullptr);
+    return qkv_attention_forward_dense(attention.get(), q, k, v, plan.get(), out, nullptr, nullptr, nullptr);
   };
   expect_ok(forward(&query, &key, &key, &query));
   refused(forward(nullptr, &key, &key, &query), "query");
   refused(forward(&query, nullptr, &key, &query), "key");
   refused(forward(&query, &key, nullptr, &query), "value");
   refused(forward(&query, &key, &key, nullptr), "out");
-  refused(qkv_attention_forward_dense(nullptr, &query, &key, &key, plan.get(), &query, nullptr, nullptr), "attention");
-  refused(qkv_attention_forward_dense(attention.get(), &query, &key, &key, nullptr, &query, nullptr, nullptr), "plan");
+  refused(qkv_attention_forward_dense(nullptr, &query, &key, &key, plan.get(), &query, nullptr, nullptr, nullptr),
+          "attention");
+  refused(qkv_attention_forward_dense(attention.get(), &query, &key, &key, nullptr, &query, nullptr, nullptr, nullptr),
+          "plan");
 
   int32_t number = 0;
   int64_t size = 0;
@@ -170,7 +173,7 @@ TEST(c_api_errors, null_handles_and_pointers_are_refused_by_name) {
   refused(qkv_mask_hash("causal", nullptr), "hash");
   refused(qkv_num_threads(nullptr), "num_threads");
   refused(qkv_varlen_attention(nullptr), "arguments");
-  refused(qkv_merge_states(nullptr, 2, &query, nullptr, nullptr), "states");
+  refused(qkv_merge_states(nullptr, 2, &query, nullptr, nullptr, nullptr), "states");
   refused(qkv_lse_from_lse2(nullptr), "lse");
   refused(qkv_cache_write(&key, &key, nullptr, nullptr, nullptr), "cache");
   refused(qkv_cache_write(&key, &key, &cache, nullptr, nullptr), "slot_mapping");
@@ -218,7 +221,8 @@ TEST(c_api_errors, unknown_enumerators_are_refused) {
     change(spec.spec);
     expect_failed(create(&spec.spec), QKV_INVALID_ARGUMENT, argument);
   };
-  refused("query_dtype", [](qkv_layer_spec& s) { s.query_dtype = 6; });
+  refused("query_dtype", [](qkv_layer_spec& s) { s.query_dtype = 7; });
+  refused("cache_scales", [](qkv_layer_spec& s) { s.cache_scales = 5; });
   refused("kv_dtype", [](qkv_layer_spec& s) { s.kv_dtype = -1; });
   refused("output_dtype", [](qkv_layer_spec& s) {
     s.has_output_dtype = 1;
@@ -322,7 +326,7 @@ TEST(c_api_errors, structs_that_grow_end_without_padding) {
   // Padding there would be uninitialised in old programs and a field in new libraries.
   EXPECT_EQ(sizeof(qkv_layer_spec), offsetof(qkv_layer_spec, num_sinks) + sizeof(int64_t));
   EXPECT_EQ(sizeof(qkv_batch), offsetof(qkv_batch, alibi_slopes) + sizeof(qkv_tensor));
-  EXPECT_EQ(sizeof(qkv_varlen_arguments), offsetof(qkv_varlen_arguments, stream) + sizeof(qkv_stream));
+  EXPECT_EQ(sizeof(qkv_varlen_arguments), offsetof(qkv_varlen_arguments, out_scale) + sizeof(qkv_tensor));
   EXPECT_EQ(sizeof(qkv_tensor), offsetof(qkv_tensor, stride) + 5 * sizeof(int64_t));
 }
 
