@@ -49,11 +49,13 @@ struct HeldBatch {
 struct HeldCache {
   nb::object key, value;  // the caller's arrays; value is none when they are interleaved
   int32_t interleaved_head_dim = 0;
+  nb::object key_scale = nb::none(), value_scale = nb::none();
+  std::optional<DType> dtype = {};  // as declared
 
   // A call's own import: whether the arrays may be written is known only by the call.
   struct View {
     KvCache cache;
-    HeldTensor key, value;
+    HeldTensor key, value, key_scale, value_scale;
   };
   View read() const { return view(false); }
   View write() const { return view(true); }

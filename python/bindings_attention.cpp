@@ -26,6 +26,12 @@ void update_cache(const DeviceAttention& layer, const ArrayArgument& key, const 
   layer.attention.update_cache(key_tensor.view, value_tensor.view, view.cache, plan, on);
 }
 
+// Of the layer's dtype; arrays of uint8 hold its 8-bit floats.
+HeldTensor write_output(const DeviceAttention& layer, nb::handle out) {
+  const DType dtype = layer.attention.spec().out_dtype();
+  return size_bytes(dtype) == 1 ? write_tensor(out, "out", dtype) : write_tensor(out, "out");
+}
+
 nb::any make_output(const DeviceAttention& layer, const ArrayArgument& query, const Tensor& query_view,
                     const ArrayArgument& out, const StreamArgument& stream) {
   const LayerSpec& spec = layer.attention.spec();
@@ -35,34 +41,36 @@ nb::any make_output(const DeviceAttention& layer, const ArrayArgument& query, co
 
 nb::any forward_paged(const DeviceAttention& layer, const ArrayArgument& query, const HeldCache& cache,
                       const Plan& plan, const ArrayArgument& out, const ArrayArgument& lse,
-                      const StreamArgument& stream) {
+                      const ArrayArgument& out_scale, const StreamArgument& stream) {
   const Stream on = read_stream(stream, layer.device);
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldCache::View view = cache.read();
   nb::any result = make_output(layer, query, query_tensor.view, out, stream);
-  const HeldTensor out_tensor = write_tensor(result, "out");
+  const HeldTensor out_tensor = write_output(layer, result);
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+  const HeldTensor scale = read_optional_tensor(out_scale, "out_scale");
   {
     nb::gil_scoped_release released;
-    layer.attention.forward(query_tensor.view, view.cache, plan, out_tensor.view, lse_tensor.view, on);
+    layer.attention.forward(query_tensor.view, view.cache, plan, out_tensor.view, lse_tensor.view, on, scale.view);
   }
   return result;
 }
 
 nb::any forward_dense(const DeviceAttention& layer, const ArrayArgument& query, const ArrayArgument& key,
                       const ArrayArgument& value, const Plan& plan, const ArrayArgument& out, const ArrayArgument& lse,
-                      const StreamArgument& stream) {
+                      const ArrayArgument& out_scale, const StreamArgument& stream) {
   const Stream on = read_stream(stream, layer.device);
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldTensor key_tensor = read_tensor(key, "key");
   const HeldTensor value_tensor = read_tensor(value, "value");
   nb::any result = make_output(layer, query, query_tensor.view, out, stream);
-  const HeldTensor out_tensor = write_tensor(result, "out");
+  const HeldTensor out_tensor = write_output(layer, result);
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+  const HeldTensor scale = read_optional_tensor(out_scale, "out_scale");
   {
     nb::gil_scoped_release released;
     layer.attention.forward(query_tensor.view, key_tensor.view, value_tensor.view, plan, out_tensor.view,
-                            lse_tensor.view, on);
+                            lse_tensor.view, on, scale.view);
   }
   return result;
 }
@@ -100,15 +108,18 @@ void bind_attention(nb::module_& module) {
            "key: [>= num_slots, num_kv_heads, head_dim], value: [>= num_slots, num_kv_heads, head_dim_v]; float32, "
            "float16 or bfloat16. Further rows are ignored.")
       .def("forward", &forward_paged, nb::arg("query"), nb::arg("cache"), nb::arg("plan"), nb::arg("out") = nb::none(),
-           nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("out_scale") = nb::none(),
+           nb::arg("stream") = nb::none(),
            "Attention over a paged cache. Returns out.\n\n"
            "query: query_dtype [>= num_tokens, num_q_heads, head_dim].\n"
            "out: output_dtype [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind and rows.\n"
            "lse: float32 [num_q_heads, >= num_tokens], written if given: natural log of the sum of exp of the scores, "
            "sink included.\n"
+           "out_scale: float32 [1], for outputs of 8-bit floats and no others: they are the results divided by it.\n"
            "Rows without a visible key: out = 0, lse = -inf (the sink, if there is one).")
       .def("forward", &forward_dense, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("plan"),
-           nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("out_scale") = nb::none(),
+           nb::arg("stream") = nb::none(),
            "Attention over dense keys and values, for layers without a cache. Returns out.\n\n"
            "key: kv_dtype [sum of seq_lens, num_kv_heads, head_dim]; value likewise with head_dim_v.");
 }

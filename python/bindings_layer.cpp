@@ -15,6 +15,19 @@ AttentionType parse_type(const std::string& name) {
               "\"decoder\", \"encoder_only\", \"encoder\" or \"encoder_decoder\"");
 }
 
+CacheScales parse_scales(const std::string& name) {
+  for (const CacheScales scales : {CacheScales::none, CacheScales::per_tensor, CacheScales::per_head,
+                                   CacheScales::per_request_head, CacheScales::per_token_head}) {
+    if (name == to_string(scales)) return scales;
+  }
+  throw Error(ErrorCode::invalid_argument, "scales", "\"" + name + "\"",
+              "\"none\", \"per_tensor\", \"per_head\", \"per_request_head\" or \"per_token_head\"");
+}
+
+std::string describe(const CacheSpec& spec) {
+  return fmt::format("CacheSpec(page_size={}, scales='{}')", spec.page_size, to_string(spec.scales));
+}
+
 void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim, int32_t head_dim_v,
                const std::string& query_dtype, const std::string& kv_dtype,
                const std::optional<std::string>& output_dtype, const std::string& type,
@@ -46,25 +59,32 @@ std::string describe(const LayerSpec& spec) {
       "output_dtype='{}', type='{}', cache={}, mask='{}', scale={}, softcap={}, alibi={}, sinks={})",
       spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim(), to_string(spec.query_dtype),
       to_string(spec.kv_dtype), to_string(spec.out_dtype()), to_string(spec.type),
-      spec.cache ? fmt::format("CacheSpec(page_size={})", spec.cache->page_size) : "None", spec.effective_mask().text(),
-      spec.effective_scale(), spec.softcap, spec.alibi_per_request || !spec.alibi_slopes.empty() ? "True" : "False",
-      spec.sinks.empty() ? "False" : "True");
+      spec.cache ? describe(*spec.cache) : "None", spec.effective_mask().text(), spec.effective_scale(), spec.softcap,
+      spec.alibi_per_request || !spec.alibi_slopes.empty() ? "True" : "False", spec.sinks.empty() ? "False" : "True");
 }
 
 void bind_spec(nb::module_& module) {
   nb::class_<CacheSpec>(module, "CacheSpec",
                         "A paged cache. Its layout is said by the strides of the arrays in KvCache.")
       .def(
-          "__init__", [](CacheSpec* self, int32_t page_size) { new (self) CacheSpec{page_size}; },
-          nb::arg("page_size") = 16, "page_size: tokens a page, any number >= 1.")
+          "__init__",
+          [](CacheSpec* self, int32_t page_size, const std::string& scales) {
+            new (self) CacheSpec{page_size, parse_scales(scales)};
+          },
+          nb::arg("page_size") = 16, nb::arg("scales") = "none",
+          "page_size: tokens a page, any number >= 1.\n"
+          "scales: what has a scale of its own in a cache of 8-bit floats: \"per_tensor\", \"per_head\", "
+          "\"per_request_head\" or \"per_token_head\"; \"none\" for other caches.")
       .def_ro("page_size", &CacheSpec::page_size)
-      .def("__repr__", [](const CacheSpec& spec) { return fmt::format("CacheSpec(page_size={})", spec.page_size); });
+      .def_prop_ro("scales", [](const CacheSpec& spec) { return std::string(to_string(spec.scales)); })
+      .def("__repr__", [](const CacheSpec& spec) { return describe(spec); });
 
   const char* doc =
       "What a layer is: everything that kernels are chosen for. Nothing here changes from step to step.\n\n"
       "num_q_heads, num_kv_heads: query head h reads KV head h // (num_q_heads // num_kv_heads).\n"
       "head_dim: of query and key. head_dim_v: of value and output, 0 = head_dim.\n"
-      "query_dtype, kv_dtype, output_dtype: \"f32\", \"f16\" or \"bf16\"; output_dtype=None means query_dtype.\n"
+      "query_dtype, kv_dtype, output_dtype: \"f32\", \"f16\" or \"bf16\", caches and outputs \"f8e4m3\" and "
+      "\"f8e5m2\" as well; output_dtype=None means query_dtype.\n"
       "type: \"decoder\", \"encoder_only\", \"encoder\" or \"encoder_decoder\".\n"
       "cache: CacheSpec(page_size=...) for paged keys and values, None for dense ones.\n"
       "mask: the whole mask, as an expression of qkv.mask or as text; None means the type's default.\n"
@@ -124,27 +144,41 @@ void bind_batch(nb::module_& module) {
            "alibi_slopes: float32 [num_requests, num_q_heads], for layers with alibi_per_request.");
 }
 
+std::optional<DType> parse_declared(const std::optional<std::string>& dtype) {
+  if (!dtype) return {};
+  return parse_dtype(*dtype, "dtype");
+}
+
 void bind_cache(nb::module_& module) {
   const char* doc =
       "A layer's paged cache as two views of any strides; the last axis must be contiguous.\n\n"
       "key: kv_dtype [num_pages, page_size, num_kv_heads, head_dim].\n"
-      "value: kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v].";
+      "value: kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v].\n"
+      "key_scale, value_scale: float32, of caches of 8-bit floats: [1], [num_kv_heads], [num_requests, num_kv_heads] "
+      "or "
+      "[num_pages, page_size, num_kv_heads], as CacheSpec's scales says.\n"
+      "dtype: what arrays of uint8 hold, \"f8e4m3\" or \"f8e5m2\"; other arrays say it themselves.";
   nb::class_<HeldCache>(module, "KvCache", doc)
       .def(
           "__init__",
-          [](HeldCache* self, const ArrayArgument& key, const ArrayArgument& value) {
-            new (self) HeldCache{key, value};
-            self->read();
+          [](HeldCache* self, const ArrayArgument& key, const ArrayArgument& value, const ArrayArgument& key_scale,
+             const ArrayArgument& value_scale, const std::optional<std::string>& dtype) {
+            HeldCache cache{key, value, 0, key_scale, value_scale, parse_declared(dtype)};
+            cache.read();
+            new (self) HeldCache(std::move(cache));
           },
-          nb::arg("key"), nb::arg("value"))
+          nb::arg("key"), nb::arg("value"), nb::kw_only(), nb::arg("key_scale") = nb::none(),
+          nb::arg("value_scale") = nb::none(), nb::arg("dtype") = nb::none())
       .def_static(
           "from_interleaved",
-          [](const ArrayArgument& key_value, int32_t head_dim) {
-            HeldCache cache{key_value, nb::none(), head_dim};
+          [](const ArrayArgument& key_value, int32_t head_dim, const ArrayArgument& key_scale,
+             const ArrayArgument& value_scale, const std::optional<std::string>& dtype) {
+            HeldCache cache{key_value, nb::none(), head_dim, key_scale, value_scale, parse_declared(dtype)};
             cache.read();
             return cache;
           },
-          nb::arg("key_value"), nb::arg("head_dim"),
+          nb::arg("key_value"), nb::arg("head_dim"), nb::kw_only(), nb::arg("key_scale") = nb::none(),
+          nb::arg("value_scale") = nb::none(), nb::arg("dtype") = nb::none(),
           "Views of one array [num_pages, num_kv_heads, page_size, head_dim + head_dim_v] of any strides, in which the "
           "key and the value of a token lie side by side.");
 }
@@ -169,13 +203,22 @@ HeldCache::View HeldCache::view(bool writable) const {
   const auto import_tensor = writable ? &write_tensor : &read_tensor;
   View view;
   if (value.is_none()) {
-    view.key = import_tensor(key, "key_value");
+    view.key = import_tensor(key, "key_value", dtype);
     view.cache = KvCache::from_interleaved(view.key.view, interleaved_head_dim);
   } else {
-    view.key = import_tensor(key, "cache.key");
-    view.value = import_tensor(value, "cache.value");
+    view.key = import_tensor(key, "cache.key", dtype);
+    view.value = import_tensor(value, "cache.value", dtype);
     view.cache = {view.key.view, view.value.view};
   }
+  // Scales of tokens are written with them, others never are.
+  const auto import_scale = [&](nb::handle scale, const char* argument) {
+    HeldTensor tensor = read_optional_tensor(scale, argument);
+    return writable && tensor.view.rank == 3 ? write_tensor(scale, argument) : tensor;
+  };
+  view.key_scale = import_scale(key_scale, "cache.key_scale");
+  view.value_scale = import_scale(value_scale, "cache.value_scale");
+  view.cache.key_scale = view.key_scale.view;
+  view.cache.value_scale = view.value_scale.view;
   return view;
 }
 

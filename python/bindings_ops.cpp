@@ -10,7 +10,8 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
                const ArrayArgument& query_start_loc, const ArrayArgument& seq_lens, const ArrayArgument& block_table,
                const std::optional<MaskArgument>& mask, const OperandDict& mask_operands, std::optional<float> scale,
                float softcap, const ArrayArgument& alibi_slopes, const ArrayArgument& sinks, const ArrayArgument& out,
-               const ArrayArgument& lse, const StreamArgument& stream) {
+               const ArrayArgument& lse, const ArrayArgument& key_scale, const ArrayArgument& value_scale,
+               const ArrayArgument& out_scale, const StreamArgument& stream) {
   const HeldTensor query_tensor = read_tensor(query, "query");
   const Stream on = read_stream(stream, query_tensor.view.device);
   const HeldTensor key_tensor = read_tensor(key, "key");
@@ -20,6 +21,9 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
   const HeldTensor table = read_optional_tensor(block_table, "block_table");
   const HeldTensor slopes = read_optional_tensor(alibi_slopes, "alibi_slopes");
   const HeldTensor sink_tensor = read_optional_tensor(sinks, "sinks");
+  const HeldTensor key_scales = read_optional_tensor(key_scale, "key_scale");
+  const HeldTensor value_scales = read_optional_tensor(value_scale, "value_scale");
+  const HeldTensor output_scale = read_optional_tensor(out_scale, "out_scale");
   const HeldOperands operands = read_operands(mask_operands);
   const Tensor& q = query_tensor.view;
   const Tensor& v = value_tensor.view;
@@ -42,6 +46,9 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
   arguments.sinks = sink_tensor.view;
   arguments.out = out_tensor.view;
   arguments.lse = lse_tensor.view;
+  arguments.key_scale = key_scales.view;
+  arguments.value_scale = value_scales.view;
+  arguments.out_scale = output_scale.view;
   arguments.stream = on;
   {
     nb::gil_scoped_release released;
@@ -51,7 +58,7 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
 }
 
 nb::any merge(const std::vector<std::pair<ArrayArgument, ArrayArgument>>& states, const ArrayArgument& out,
-              const ArrayArgument& lse, const StreamArgument& stream) {
+              const ArrayArgument& lse, const ArrayArgument& out_scale, const StreamArgument& stream) {
   if (states.empty()) throw Error(ErrorCode::invalid_argument, "states", "none", "at least one (out, lse)");
   std::vector<HeldTensor> owners;
   std::vector<State> views;
@@ -67,9 +74,10 @@ nb::any merge(const std::vector<std::pair<ArrayArgument, ArrayArgument>>& states
       output_or_zeros(out, states[0].first, {first.shape[0], first.shape[1], first.shape[2]}, first.dtype, stream);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+  const HeldTensor scale = read_optional_tensor(out_scale, "out_scale");
   {
     nb::gil_scoped_release released;
-    merge_states(views, out_tensor.view, lse_tensor.view, on);
+    merge_states(views, out_tensor.view, lse_tensor.view, on, scale.view);
   }
   return result;
 }
@@ -122,7 +130,8 @@ void bind_ops(nb::module_& module) {
       nb::arg("seq_lens"), nb::kw_only(), nb::arg("block_table") = nb::none(), nb::arg("mask") = nb::none(),
       nb::arg("mask_operands") = nb::dict(), nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0f,
       nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none(), nb::arg("out") = nb::none(),
-      nb::arg("lse") = nb::none(), nb::arg("stream") = nb::none(),
+      nb::arg("lse") = nb::none(), nb::arg("key_scale") = nb::none(), nb::arg("value_scale") = nb::none(),
+      nb::arg("out_scale") = nb::none(), nb::arg("stream") = nb::none(),
       "Attention of a variable-length batch in one call. Returns out.\n\n"
       "query: [>= num_tokens, num_q_heads, head_dim].\n"
       "key: [num_keys, num_kv_heads, head_dim], requests one after another; or, with block_table, pages: "
@@ -133,14 +142,16 @@ void bind_ops(nb::module_& module) {
       "alibi_slopes: float32 [num_q_heads] or [num_requests, num_q_heads]. sinks: float32 [num_q_heads].\n"
       "out: [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind, dtype and rows.\n"
       "lse: float32 [num_q_heads, >= num_tokens], written if given (natural log).\n"
+      "key_scale, value_scale: float32, of pages of 8-bit floats: shapes as in KvCache. out_scale: as in Attention.\n"
       "stream: as in Attention. On a GPU, query_start_loc, seq_lens, block_table, mask_operands, alibi_slopes and "
       "sinks are host arrays all the same.");
   module.def("merge_states", &merge, nb::arg("states"), nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
-             nb::kw_only(), nb::arg("stream") = nb::none(),
+             nb::kw_only(), nb::arg("out_scale") = nb::none(), nb::arg("stream") = nb::none(),
              "Joins states over disjoint keys, in the order given. Returns out.\n\n"
              "states: [(out, lse), ...] with out [num_tokens, num_heads, head_dim_v] and lse float32 [num_heads, "
              "num_tokens]. A state with lse = -inf is empty: its out is not read.\n"
              "out, lse: as in a state; may be those of a state. None makes an out like the first state's.\n"
+             "out_scale: float32 [1], with an out of 8-bit floats.\n"
              "stream: as in Attention.");
   module.def(
       "lse_from_lse2", [](const ArrayArgument& lse) { lse_from_lse2(write_tensor(lse, "lse").view); }, nb::arg("lse"),

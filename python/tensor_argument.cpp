@@ -20,12 +20,27 @@ std::string dtype_text(nb::handle object) {
   return nb::str(nb::handle(dtype)).c_str();
 }
 
-// numpy has no DLPack name for the bfloat16 of ml_dtypes.
-bool is_numpy_bfloat16(nb::handle object) {
+// A format under whose name an array does not travel: as integers it does.
+struct Relabelled {
+  DType dtype;
+  nb::object integers;  // the dtype to view it as
+};
+
+// numpy has no DLPack names for the formats of ml_dtypes, and not every torch exports 8-bit floats.
+std::optional<Relabelled> find_relabelled(nb::handle object) {
   const std::string module = nb::cast<std::string>(object.type().attr("__module__"));
-  if (module != "numpy" || !nb::hasattr(object, "dtype")) return false;
-  return dtype_text(object) == "bfloat16";
+  const bool is_numpy = module == "numpy";
+  if ((!is_numpy && module != "torch") || !nb::hasattr(object, "dtype")) return {};
+  std::string name = dtype_text(object);
+  if (!is_numpy) name = name.substr(name.find('.') + 1);
+  const auto integers = [&](const char* integer) { return nb::module_::import_(module.c_str()).attr(integer); };
+  if (name == "bfloat16" && is_numpy) return Relabelled{DType::bf16, integers("uint16")};
+  if (name == "float8_e4m3fn") return Relabelled{DType::f8e4m3, integers("uint8")};
+  if (name == "float8_e5m2") return Relabelled{DType::f8e5m2, integers("uint8")};
+  return {};
 }
+
+bool is_8_bit(DType dtype) { return size_bytes(dtype) == 1; }
 
 // Not valid if the object is no tensor, or cannot be had with this access.
 nb::ndarray<nb::ro> import_array(nb::handle object, Access access) {
@@ -45,13 +60,18 @@ std::string describe(nb::handle object) {
   return text;
 }
 
-Tensor make_view(const nb::ndarray<nb::ro>& array, bool is_bfloat16, const char* argument) {
+// `label`: the format of an array that comes as integers.
+Tensor make_view(const nb::ndarray<nb::ro>& array, std::optional<DType> label, const char* argument) {
   DLTensor source{};
   source.data = array.data_handle();
   source.device = {static_cast<DLDeviceType>(array.device_type()), array.device_id()};
   source.ndim = static_cast<int32_t>(array.ndim());
   source.dtype = {array.dtype().code, array.dtype().bits, array.dtype().lanes};
-  if (is_bfloat16) source.dtype = {kDLBfloat, 16, 1};
+  if (label) {
+    Tensor named;
+    named.dtype = *label;
+    source.dtype = to_dlpack(named).dtype;
+  }
   source.shape = const_cast<int64_t*>(array.shape_ptr());
   source.strides = const_cast<int64_t*>(array.stride_ptr());
   source.byte_offset = array.byte_offset();
@@ -93,14 +113,23 @@ nb::object export_from_gpu(nb::handle object, const char* argument) {
 }
 
 // What nanobind imports.
-nb::object exported(nb::handle object, bool is_bfloat16, const char* argument) {
-  if (is_bfloat16) return object.attr("view")("uint16");
+nb::object exported(nb::handle object, const char* argument) {
   return is_of_gpu(object) ? export_from_gpu(object, argument) : nb::borrow(object);
 }
 
-HeldTensor make_tensor(nb::handle object, const char* argument, Access access) {
-  const bool is_bfloat16 = is_numpy_bfloat16(object);
-  const nb::object source = exported(object, is_bfloat16, argument);
+// uint8 counts as any 8-bit format that the caller declares.
+std::optional<DType> label_of(const nb::ndarray<nb::ro>& array, const std::optional<Relabelled>& relabelled,
+                              std::optional<DType> declared) {
+  if (relabelled) return relabelled->dtype;
+  const bool is_uint8 = array.dtype() == nb::dtype<uint8_t>();
+  return is_uint8 && declared && is_8_bit(*declared) ? declared : std::nullopt;
+}
+
+HeldTensor make_tensor(nb::handle object, const char* argument, Access access, std::optional<DType> declared) {
+  const std::optional<Relabelled> relabelled = find_relabelled(object);
+  nb::object integers = nb::borrow(object);
+  if (relabelled) integers = object.attr("view")(relabelled->integers);
+  const nb::object source = exported(integers, argument);
   HeldTensor tensor;
   tensor.owner = import_array(source, access);
   if (!tensor.owner.is_valid()) {
@@ -109,16 +138,23 @@ HeldTensor make_tensor(nb::handle object, const char* argument, Access access) {
     }
     throw Error(ErrorCode::invalid_argument, argument, describe(object), kAllowed);
   }
-  tensor.view = make_view(tensor.owner, is_bfloat16, argument);
+  tensor.view = make_view(tensor.owner, label_of(tensor.owner, relabelled, declared), argument);
+  if (declared && tensor.view.dtype != *declared) {
+    throw Error(
+        ErrorCode::mismatch, argument, tensor.view.describe(),
+        "dtype " + std::string(to_string(*declared)) + ", as declared" + (is_8_bit(*declared) ? ", or uint8" : ""));
+  }
   return tensor;
 }
 
 }  // namespace
 
-HeldTensor read_tensor(nb::handle object, const char* argument) { return make_tensor(object, argument, Access::read); }
+HeldTensor read_tensor(nb::handle object, const char* argument, std::optional<DType> declared) {
+  return make_tensor(object, argument, Access::read, declared);
+}
 
-HeldTensor write_tensor(nb::handle object, const char* argument) {
-  return make_tensor(object, argument, Access::write);
+HeldTensor write_tensor(nb::handle object, const char* argument, std::optional<DType> declared) {
+  return make_tensor(object, argument, Access::write, declared);
 }
 
 HeldTensor read_optional_tensor(nb::handle object, const char* argument) {

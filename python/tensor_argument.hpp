@@ -1,9 +1,11 @@
-// Python arrays as qkv::Tensor, without copies: numpy arrays (ml_dtypes.bfloat16 included), torch tensors, and whatever
-// else has __dlpack__. What is refused is refused by the argument's name.
+// Python arrays as qkv::Tensor, without copies: numpy arrays (the float formats of ml_dtypes included), torch tensors,
+// and whatever else has __dlpack__. What is refused is refused by the argument's name.
 #pragma once
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+
+#include <optional>
 
 #include "qkv/device.hpp"
 #include "qkv/tensor.hpp"
@@ -38,10 +40,11 @@ struct HeldTensor {
   nb::ndarray<nb::ro> owner;
 };
 
-// For tensors that a call only reads: read-only arrays are welcome.
-HeldTensor read_tensor(nb::handle object, const char* argument);
+// For tensors that a call only reads: read-only arrays are welcome. `declared`: what uint8 stands for, if it is 8-bit
+// floats; an array of another dtype than the declared one is refused.
+HeldTensor read_tensor(nb::handle object, const char* argument, std::optional<DType> declared = {});
 // For tensors that a call writes.
-HeldTensor write_tensor(nb::handle object, const char* argument);
+HeldTensor write_tensor(nb::handle object, const char* argument, std::optional<DType> declared = {});
 // None gives the default-constructed Tensor: not given.
 HeldTensor read_optional_tensor(nb::handle object, const char* argument);
 HeldTensor write_optional_tensor(nb::handle object, const char* argument);

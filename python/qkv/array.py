@@ -19,7 +19,15 @@ class Array(Protocol):
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
 
-_TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "i32": "int32", "i64": "int64"}
+_TORCH_NAMES = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "i32": "int32",
+    "i64": "int64",
+}
 
 
 def is_torch(array: Any) -> bool:
@@ -29,11 +37,11 @@ def is_torch(array: Any) -> bool:
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
-    """The numpy dtype of one of the library's names; bf16 needs the package ml_dtypes."""
-    if dtype == "bf16":
+    """The numpy dtype of one of the library's names; bf16 and the 8-bit floats need the package ml_dtypes."""
+    if dtype in ("bf16", "f8e4m3", "f8e5m2"):
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, _TORCH_NAMES[dtype]))
     return np.dtype(_TORCH_NAMES[dtype])
 
 

@@ -73,7 +73,8 @@ def flash_attn_varlen_func(
         s_aux: [num_q_heads], sink logits.
         block_table: int32 [num_requests, max_pages].
         num_splits: 0 or 1. Splits never depend on the batch, so both give the same bits.
-        q_descale, k_descale, v_descale: only ones, as engines pass for 16-bit caches.
+        q_descale: only ones. k_descale, v_descale: float32 [num_requests, num_kv_heads], of pages of 8-bit floats;
+            only ones with others, as engines pass them.
         fa_version: 2, 3 or 4, all the same here.
         dynamic_causal: int32 [num_requests]; requests with 0 are not causal, and with a window (L, 0) see (L, L).
         out: [num_tokens, num_q_heads, head_dim_v], made if not given, of q's kind.
@@ -100,7 +101,10 @@ def flash_attn_varlen_func(
     _refuse_unless("fa_version", fa_version, (2, 3, 4))
     # What torch copies here must be ordered before the kernels.
     with torch_work_on(stream, q):
-        _refuse_scales(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
+        _refuse_scales(q_descale=q_descale)
+        has_scales = "float8" in str(getattr(k, "dtype", ""))
+        if not has_scales:
+            _refuse_scales(k_descale=k_descale, v_descale=v_descale)
 
         if getattr(causal, "shape", ()) == ():
             mask, operands = _make_mask(bool(causal), window_size, dynamic_causal)
@@ -130,6 +134,8 @@ def flash_attn_varlen_func(
             sinks=None if s_aux is None else _to_float32(s_aux),
             out=out,
             lse=lse,
+            key_scale=k_descale if has_scales else None,
+            value_scale=v_descale if has_scales else None,
             stream=stream,
         )
     return (result, lse) if return_softmax_lse else result
@@ -149,7 +155,7 @@ def _refuse_unless(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
 def _refuse_scales(**scales: Array | None) -> None:
     for name, scale in scales.items():
         if scale is not None and not np.all(to_numpy(scale, name) == 1):
-            raise Error("unsupported", name, "values other than 1", "None, or ones: quantised inputs are not supported")
+            raise Error("unsupported", name, "values other than 1", "None, or ones")
 
 
 def _make_mask(

@@ -1,0 +1,140 @@
+"""Caches and outputs of 8-bit floats: ml_dtypes, torch's dtypes, and uint8 with a declared type."""
+
+import numpy as np
+import pytest
+import qkv
+from conftest import DIM, HEADS, KV_HEADS, LENGTHS, PAGE, STARTS, make_paged, spec
+
+ml_dtypes = pytest.importorskip("ml_dtypes")
+E4M3 = ml_dtypes.float8_e4m3fn
+KEY_SCALE, VALUE_SCALE = (np.array(values, np.float32) for values in ([0.25, 0.015], [0.5, 0.02]))
+
+
+def quantised(dtype=E4M3):
+    """Pages of 8-bit floats with the context's keys and values, and what the new tokens' are."""
+    paged = make_paged()
+    key_pages = (paged.key_pages / KEY_SCALE[:, None]).astype(dtype)
+    value_pages = (paged.value_pages / VALUE_SCALE[:, None]).astype(dtype)
+    return paged, key_pages, value_pages
+
+
+def attention(**changes):
+    return qkv.Attention(spec(kv_dtype="f8e4m3", cache=qkv.CacheSpec(PAGE, "per_head"), **changes))
+
+
+def run(layer, paged, cache, **arguments):
+    plan = layer.plan(paged.batch)
+    layer.update_cache(paged.new_key, paged.new_value, cache, plan)
+    return layer.forward(paged.query, cache, plan, **arguments)
+
+
+def test_an_8_bit_cache_agrees_with_the_definition():
+    paged, key_pages, value_pages = quantised()
+    cache = qkv.KvCache(key_pages, value_pages, key_scale=KEY_SCALE, value_scale=VALUE_SCALE)
+    layer = attention()
+    out = run(layer, paged, cache)
+    exact, _ = qkv.reference.attention(layer.spec, paged.batch, paged.query, cache)
+    np.testing.assert_allclose(out, exact, atol=2e-5)
+    single = qkv.varlen_attention(
+        paged.query, key_pages, value_pages, STARTS, LENGTHS, block_table=paged.block_table, mask="causal",
+        key_scale=KEY_SCALE, value_scale=VALUE_SCALE,
+    )  # fmt: skip
+    np.testing.assert_array_equal(single, out)
+
+
+def test_uint8_with_a_declared_type_is_the_same_memory():
+    paged, key_pages, value_pages = quantised()
+    scales = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE}
+    bytes_of_key, bytes_of_value = key_pages.copy().view(np.uint8), value_pages.copy().view(np.uint8)
+    named = run(attention(), paged, qkv.KvCache(key_pages, value_pages, **scales))
+    declared = run(attention(), paged, qkv.KvCache(bytes_of_key, bytes_of_value, dtype="f8e4m3", **scales))
+    np.testing.assert_array_equal(named, declared)
+    np.testing.assert_array_equal(bytes_of_key, key_pages.view(np.uint8))
+
+
+def test_a_wrong_declared_type_is_refused():
+    _, key_pages, value_pages = quantised()
+    for arrays, dtype, argument in (
+        ((key_pages, value_pages), "f8e5m2", "cache.key"),
+        ((key_pages.view(np.uint8), value_pages), "f8e5m2", "cache.value"),
+        ((key_pages.view(np.uint8), value_pages), None, "cache.key"),
+        ((key_pages.astype(np.float32), value_pages), "f8e4m3", "cache.key"),
+        ((key_pages, value_pages), "fp8", "dtype"),
+    ):
+        with pytest.raises(qkv.Error) as caught:
+            qkv.KvCache(*arrays, dtype=dtype)
+        assert caught.value.argument == argument
+
+
+def test_scales_of_tokens_are_written_and_must_be_writable():
+    paged, key_pages, value_pages = quantised()
+    layer = qkv.Attention(spec(kv_dtype="f8e4m3", cache=qkv.CacheSpec(PAGE, "per_token_head")))
+    key_scale, value_scale = (np.full((len(key_pages), PAGE, KV_HEADS), 0.03, np.float32) for _ in range(2))
+    plan = layer.plan(paged.batch)
+    key_scale.flags.writeable = False
+    cache = qkv.KvCache(key_pages, value_pages, key_scale=key_scale, value_scale=value_scale)
+    with pytest.raises(qkv.Error) as caught:
+        layer.update_cache(paged.new_key, paged.new_value, cache, plan)
+    assert caught.value.argument == "cache.key_scale"
+    key_scale.flags.writeable = True
+    layer.update_cache(paged.new_key, paged.new_value, cache, plan)
+    slots = paged.slot_mapping
+    expected = np.abs(paged.new_key).max(axis=-1) / np.float32(448)
+    np.testing.assert_array_equal(key_scale.reshape(-1, KV_HEADS)[slots], expected)
+
+
+def test_8_bit_outputs_are_divided_by_their_scale(paged):
+    scale = np.array([0.01], np.float32)
+    exact = qkv.varlen_attention(paged.query, paged.key, paged.value, STARTS, LENGTHS)
+    out = np.zeros(paged.query.shape, E4M3)
+    qkv.varlen_attention(paged.query, paged.key, paged.value, STARTS, LENGTHS, out=out, out_scale=scale)
+    np.testing.assert_array_equal(out.view(np.uint8), np.clip(exact / scale, -448, 448).astype(E4M3).view(np.uint8))
+    layer = qkv.Attention(spec(output_dtype="f8e4m3", cache=None, mask="true"))
+    made = layer.forward(paged.query, paged.key, paged.value, layer.plan(qkv.Batch(STARTS, LENGTHS)), out_scale=scale)
+    assert made.dtype == E4M3
+    np.testing.assert_array_equal(made.view(np.uint8), out.view(np.uint8))
+    as_bytes = np.zeros(paged.query.shape, np.uint8)
+    plan = layer.plan(qkv.Batch(STARTS, LENGTHS))
+    layer.forward(paged.query, paged.key, paged.value, plan, out=as_bytes, out_scale=scale)
+    np.testing.assert_array_equal(as_bytes, out.view(np.uint8))
+    lse = np.zeros((HEADS, STARTS[-1]), np.float32)
+    merged = qkv.merge_states([(exact, lse)], np.zeros_like(out), out_scale=scale)
+    np.testing.assert_array_equal(merged.view(np.uint8), out.view(np.uint8))
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_torch_tensors_are_used_where_they_lie(name):
+    torch = pytest.importorskip("torch")
+    paged, key_pages, value_pages = quantised(getattr(ml_dtypes, name))
+    tensors = [torch.from_numpy(pages.view(np.uint8)).view(getattr(torch, name)) for pages in (key_pages, value_pages)]
+    scales = [torch.from_numpy(scale) for scale in (KEY_SCALE, VALUE_SCALE)]
+    cache = qkv.KvCache(*tensors, key_scale=scales[0], value_scale=scales[1])
+    kv_dtype = {"float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}[name]
+    layer = qkv.Attention(spec(kv_dtype=kv_dtype, output_dtype=kv_dtype, cache=qkv.CacheSpec(PAGE, "per_head")))
+    plan = layer.plan(paged.batch)
+    layer.update_cache(torch.from_numpy(paged.new_key), torch.from_numpy(paged.new_value), cache, plan)
+    out_scale = np.array([0.02], np.float32)
+    out = layer.forward(torch.from_numpy(paged.query), cache, plan, out_scale=torch.from_numpy(out_scale))
+    assert out.dtype == getattr(torch, name)
+    exact, _ = qkv.reference.attention(layer.spec, paged.batch, paged.query, cache)
+    step = 2.0**-3 if name == "float8_e4m3fn" else 2.0**-2
+    np.testing.assert_allclose(out.float().numpy() * out_scale, exact, rtol=step, atol=0.02 * 2.0**-9)
+
+
+def test_the_flash_attention_wrapper_takes_descales_of_requests_and_heads():
+    paged, key_pages, value_pages = quantised()
+    qkv.cache_write(
+        paged.new_key, paged.new_value,
+        qkv.KvCache(key_pages, value_pages, key_scale=KEY_SCALE, value_scale=VALUE_SCALE), paged.slot_mapping,
+    )  # fmt: skip
+    descales = [np.broadcast_to(scale, (len(LENGTHS), KV_HEADS)) for scale in (KEY_SCALE, VALUE_SCALE)]
+    out = qkv.flash_attn_varlen_func(
+        paged.query, key_pages, value_pages, 5, STARTS, 11, seqused_k=LENGTHS, block_table=paged.block_table,
+        causal=True, k_descale=descales[0], v_descale=descales[1],
+    )  # fmt: skip
+    expected = qkv.varlen_attention(
+        paged.query, key_pages, value_pages, STARTS, LENGTHS, block_table=paged.block_table, mask="causal",
+        key_scale=KEY_SCALE, value_scale=VALUE_SCALE,
+    )  # fmt: skip
+    np.testing.assert_array_equal(out, expected)
+    assert out.shape[-1] == DIM
