@@ -25,7 +25,9 @@ CacheScales parse_scales(const std::string& name) {
 }
 
 std::string describe(const CacheSpec& spec) {
-  return fmt::format("CacheSpec(page_size={}, scales='{}')", spec.page_size, to_string(spec.scales));
+  const bool has_scales = spec.scales != CacheScales::none;
+  return fmt::format("CacheSpec(page_size={}{})", spec.page_size,
+                     has_scales ? fmt::format(", scales='{}'", to_string(spec.scales)) : "");
 }
 
 void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim, int32_t head_dim_v,
@@ -112,7 +114,7 @@ void bind_spec(nb::module_& module) {
       .def_ro("alibi_slopes", &LayerSpec::alibi_slopes)
       .def_ro("alibi_per_request", &LayerSpec::alibi_per_request)
       .def_ro("sinks", &LayerSpec::sinks)
-      .def("__repr__", &describe);
+      .def("__repr__", [](const LayerSpec& spec) { return describe(spec); });
 }
 
 void init_batch(HeldBatch* self, const ArrayArgument& query_start_loc, const ArrayArgument& seq_lens,

@@ -218,14 +218,14 @@ void draw_long_request(Draw& draw, Case& c) {
 int32_t round_up(int32_t count, int32_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
 // Elements of a row's 16-byte piece.
-int32_t piece_of(const LayerSpec& layer) { return size_bytes(layer.kv_dtype) == 1 ? 16 : 8; }
+int32_t piece_of(const LayerSpec& layer) {
+  return size_bytes(layer.kv_dtype) == 1 || size_bytes(layer.out_dtype()) == 1 ? 16 : 8;
+}
 
-// The GPU engine's layers: one 16-bit dtype for queries and keys; rows of whole 16-byte pieces.
+// The GPU engine's layers: one 16-bit dtype for queries and keys, or 8-bit keys; rows of whole 16-byte pieces.
 void fit_to_cuda(LayerSpec& layer) {
   if (layer.query_dtype == DType::f32) layer.query_dtype = DType::bf16;
-  layer.kv_dtype = layer.query_dtype;
-  if (layer.cache) layer.cache->scales = CacheScales::none;
-  if (size_bytes(layer.out_dtype()) == 1) layer.output_dtype = layer.query_dtype;
+  if (size_bytes(layer.kv_dtype) != 1) layer.kv_dtype = layer.query_dtype;
   layer.head_dim = round_up(layer.head_dim, piece_of(layer));
   layer.head_dim_v = round_up(layer.head_dim_v, piece_of(layer));
 }

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "core/environment.hpp"
+#include "core/scale_layout.hpp"
 #include "cuda/forward_sm80.hpp"
 #include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/forward_sm90_many_rows.hpp"
@@ -40,19 +41,40 @@ CacheWriteSide side_of(const Tensor& source, const Tensor& pages) {
   return side;
 }
 
+KeyValueScales scales_of(CacheScales granularity, const Tensor& scale) {
+  const ScaleLayout layout = scale_layout(granularity, scale);
+  return {layout.data, layout.request_stride, layout.page_stride, layout.token_stride, layout.head_stride};
+}
+
+// On the device.
+struct SlotArrays {
+  const int64_t* slots;
+  int64_t num_slots;
+  const int* requests;  // where scales are of requests
+};
+
 void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& value, const KvCache& cache,
-                 const int64_t* device_slots, int64_t num_slots, jit::CUstream stream) {
-  if (num_slots == 0) return;
+                 CacheScales scales, const SlotArrays& slots, jit::CUstream stream) {
+  if (slots.num_slots == 0) return;
   CacheWriteParams params{};
   params.sides[0] = side_of(key, cache.key);
   params.sides[1] = side_of(value, cache.value);
-  params.slots = reinterpret_cast<const long long*>(device_slots);
-  params.num_slots = num_slots;
+  params.slots = reinterpret_cast<const long long*>(slots.slots);
+  params.num_slots = slots.num_slots;
   params.num_kv_heads = static_cast<int>(cache.key.shape[2]);
   params.page_size = static_cast<int>(cache.key.shape[1]);
+  if (scales != CacheScales::none) {
+    params.scales[0] = scales_of(scales, cache.key_scale);
+    params.scales[1] = scales_of(scales, cache.value_scale);
+    params.slot_requests = slots.requests;
+    params.token_scales = scales == CacheScales::per_token_head ? 1 : 0;
+    const int64_t num_rows = 2 * slots.num_slots * cache.key.shape[2];
+    launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, {&params}, stream);
+    return;
+  }
   const int64_t chunks = cache.key.shape[2] * (cache.key.shape[3] + 7) / 8;
   const auto threads = static_cast<uint32_t>(std::clamp<int64_t>((chunks + 31) / 32 * 32, 32, 256));
-  launch(kernel, {static_cast<uint32_t>(num_slots), 1, threads, 0}, {&params}, stream);
+  launch(kernel, {static_cast<uint32_t>(slots.num_slots), 1, threads, 0}, {&params}, stream);
 }
 
 class CudaLayer final : public plan::LayerEngine {
@@ -74,7 +96,7 @@ class CudaLayer final : public plan::LayerEngine {
     }
     placement_.few_rows_sm90 = few_rows_sm90_.has_value();
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
-    if (layer.cache) cache_write_ = &jit::kernels().get(plain_source("cache_write", facts.arch));
+    if (layer.cache) cache_write_ = &jit::kernels().get(cache_write_source(layer.cache->scales, facts.arch));
     if (layer.cache && is_checked_mode()) index_check_.emplace(device_index, facts.arch);
     Upload upload;
     const size_t slopes_at = upload.add(layer.alibi_slopes);
@@ -128,7 +150,8 @@ class CudaLayer final : public plan::LayerEngine {
     if (index_check_) {
       index_check_->check_slots(plan, placed.slots, cache.key.shape[0] * cache.key.shape[1], handle_of(stream));
     }
-    write_cache(*cache_write_, key, value, cache, placed.slots, placed.num_slots, handle_of(stream));
+    write_cache(*cache_write_, key, value, cache, plan.layer.cache->scales,
+                {placed.slots, placed.num_slots, placed.slot_requests}, handle_of(stream));
   }
 
  private:
@@ -150,6 +173,11 @@ class CudaLayer final : public plan::LayerEngine {
     params.softcap_log2 = layer.softcap * kLog2e;
     if (!layer.alibi_per_request) params.alibi_slopes = alibi_slopes_;
     params.sinks = sinks_;
+    if (call.key_scale.is_given()) {
+      params.key_scale = scales_of(layer.cache->scales, call.key_scale);
+      params.value_scale = scales_of(layer.cache->scales, call.value_scale);
+    }
+    params.out_scale = static_cast<const float*>(call.out_scale.data);
     params.out = call.out.data;
     params.out_token_stride = call.out.stride[0];
     params.out_head_stride = call.out.stride[1];
@@ -168,6 +196,7 @@ class CudaLayer final : public plan::LayerEngine {
     params.head_dim_v = call.layer.value_dim();
     params.sinks = forward.sinks;
     params.out_dtype = dtype_code(call.out.dtype);
+    params.out_scale = forward.out_scale;
     params.out = forward.out;
     params.out_token_stride = forward.out_token_stride;
     params.out_head_stride = forward.out_head_stride;
@@ -216,21 +245,21 @@ class CudaEngine final : public plan::Engine {
     return std::make_unique<CudaLayer>(layer, device_index_);
   }
 
-  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales,
+  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales scales,
                    std::span<const int64_t> slot_mapping, Stream stream) const override {
     const CurrentDevice current(device_index_);
-    const jit::Kernel& kernel = jit::kernels().get(plain_source("cache_write", device_facts(device_index_).arch));
+    const jit::Kernel& kernel = jit::kernels().get(cache_write_source(scales, device_facts(device_index_).arch));
     Upload upload;
     upload.add(std::vector<int64_t>(slot_mapping.begin(), slot_mapping.end()));
     const auto slots = DeviceBuffer::on_stream(device_index_, upload.num_bytes(), handle_of(stream));
     upload.place(slots, handle_of(stream));
-    write_cache(kernel, key, value, cache, slots.as<const int64_t>(), static_cast<int64_t>(slot_mapping.size()),
-                handle_of(stream));
+    write_cache(kernel, key, value, cache, scales,
+                {slots.as<const int64_t>(), static_cast<int64_t>(slot_mapping.size()), nullptr}, handle_of(stream));
     // The slots' memory must outlive the launch. Layers keep theirs in the plan; this single call waits.
     jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
   }
 
-  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor&,
+  void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale,
                     Stream stream) const override {
     const CurrentDevice current(device_index_);
     const jit::Kernel& kernel = jit::kernels().get(plain_source("merge_states", device_facts(device_index_).arch));
@@ -240,6 +269,7 @@ class CudaEngine final : public plan::Engine {
     MergeStatesParams params{};
     params.num_states = static_cast<int>(states.size());
     params.merged = view_of(out, lse);
+    params.out_scale = static_cast<const float*>(out_scale.data);
     params.num_tokens = out.shape[0];
     params.num_heads = static_cast<int>(out.shape[1]);
     params.head_dim_v = static_cast<int>(out.shape[2]);

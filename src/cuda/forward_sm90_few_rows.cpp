@@ -34,7 +34,7 @@ shape::LaunchShape shape_of(const LayerSpec& layer, const ForwardSm90FewRows::Va
 }  // namespace
 
 bool ForwardSm90FewRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
-  return facts.arch == "sm_90a" && shape::supports(layer.head_dim, layer.value_dim()) &&
+  return facts.arch == "sm_90a" && !uses_float8(layer) && shape::supports(layer.head_dim, layer.value_dim()) &&
          layer.group_size() <= shape::max_rows(layer.value_dim());
 }
 

@@ -42,7 +42,7 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int32_t dim, int32_t
 }  // namespace
 
 bool ForwardSm90ManyRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
-  return facts.arch == "sm_90a" &&
+  return facts.arch == "sm_90a" && !uses_float8(layer) &&
          index::many_rows_supports(layer.head_dim, layer.value_dim(), layer.cache ? layer.cache->page_size : 0);
 }
 

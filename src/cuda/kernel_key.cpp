@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/checks.hpp"
+#include "core/float8.hpp"
 #include "cuda/device/params.hpp"
 #include "cuda/device_text.hpp"
 #include "mask/emit.hpp"
@@ -41,7 +42,8 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
   return fmt::format(
       "namespace qkv::cuda::key {{\n"
       "constexpr bool is_bf16 = {};\n"
-      "constexpr int out_dtype = {};\n"
+      "constexpr int kv_dtype = {}, out_dtype = {};\n"
+      "constexpr bool token_scales = {};\n"
       "constexpr int head_dim = {}, head_dim_v = {}, group_size = {};\n"
       "constexpr int page_size = {};\n"
       "constexpr bool softcap = {}, alibi = {};\n"
@@ -52,7 +54,8 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
       "constexpr bool positive_factor = {};\n"
       "{}"
       "}}\n",
-      layer.query_dtype == DType::bf16, dtype_code(layer.out_dtype()), layer.head_dim, layer.value_dim(),
+      layer.query_dtype == DType::bf16, dtype_code(layer.kv_dtype), dtype_code(layer.out_dtype()),
+      layer.cache && layer.cache->scales == CacheScales::per_token_head, layer.head_dim, layer.value_dim(),
       layer.group_size(), layer.cache ? layer.cache->page_size : 0, layer.softcap > 0, alibi, !always_visible,
       program.depends_on_head, program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv,
       layer.effective_scale() > 0, own_constants_text(key));
@@ -62,6 +65,9 @@ std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
   std::string name = fmt::format("{} {} {}->{} d{}/{} group {}", key.kernel, key.arch, to_string(layer.query_dtype),
                                  to_string(layer.out_dtype()), layer.head_dim, layer.value_dim(), layer.group_size());
   name += layer.cache ? fmt::format(" page {}", layer.cache->page_size) : " dense";
+  if (is_float8(layer.kv_dtype)) {
+    name += fmt::format(" {} scales {}", to_string(layer.kv_dtype), to_string(layer.cache->scales));
+  }
   if (layer.softcap > 0) name += " softcap";
   if (layer.alibi_per_request || !layer.alibi_slopes.empty()) name += " alibi";
   name += fmt::format(" tile {}x{}", key.tile_q, key.tile_kv);
@@ -71,6 +77,8 @@ std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
 
 }  // namespace
 
+bool uses_float8(const LayerSpec& layer) { return is_float8(layer.kv_dtype) || is_float8(layer.out_dtype()); }
+
 int dtype_code(DType dtype) {
   switch (dtype) {
     case DType::f32:
@@ -79,8 +87,12 @@ int dtype_code(DType dtype) {
       return 1;
     case DType::bf16:
       return 2;
+    case DType::f8e4m3:
+      return 3;
+    case DType::f8e5m2:
+      return 4;
     default:
-      refuse("dtype", to_string(dtype), "f32, f16 or bf16", ErrorCode::internal);
+      refuse("dtype", to_string(dtype), "a float format", ErrorCode::internal);
   }
 }
 
@@ -103,6 +115,10 @@ jit::Source plain_source(const char* kernel, const std::string& arch) {
   source.headers = device_headers();
   source.arch = arch;
   return source;
+}
+
+jit::Source cache_write_source(CacheScales scales, const std::string& arch) {
+  return plain_source(scales == CacheScales::none ? "cache_write" : "cache_quantise", arch);
 }
 
 }  // namespace qkv::cuda

@@ -25,7 +25,13 @@ jit::Source forward_source(const LayerSpec& layer, const ForwardKey& key);
 // A kernel without constants: the file of that name below src/cuda/device.
 jit::Source plain_source(const char* kernel, const std::string& arch);
 
-// 0 f32, 1 f16, 2 bf16, as in device code.
+// The kernel that writes new tokens to caches with such scales.
+jit::Source cache_write_source(CacheScales scales, const std::string& arch);
+
+// Keys, values or outputs of 8 bits: the sm80 kernel runs the layer on every GPU.
+bool uses_float8(const LayerSpec& layer);
+
+// 0 f32, 1 f16, 2 bf16, 3 f8e4m3, 4 f8e5m2, as in device code.
 int dtype_code(DType dtype);
 
 }  // namespace qkv::cuda

@@ -111,6 +111,7 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, 
   const size_t page_start_at = upload.add(plan.page_start);
   const size_t pages_at = upload.add(plan.pages);
   const size_t slots_at = upload.add(plan.slot_mapping);
+  const size_t slot_requests_at = upload.add(plan.slot_requests);
   const size_t slopes_at = upload.add(plan.alibi_slopes);
   std::vector<size_t> operands_at;
   for (const std::vector<int32_t>& operand : plan.operands) operands_at.push_back(upload.add(operand));
@@ -130,6 +131,7 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, 
   tickets = arrays_.as<int>(tickets_at);
   cta_begin = arrays_.as<const int>(cta_begin_at);
   slots = arrays_.as<const int64_t>(slots_at);
+  if (!plan.slot_requests.empty()) slot_requests = arrays_.as<const int>(slot_requests_at);
   num_slots = static_cast<int64_t>(plan.slot_mapping.size());
 
   forward_.pages = arrays_.as<const int>(pages_at);

@@ -36,6 +36,7 @@ struct DevicePlan final : plan::PlacedPlan {
 
   const WorkItem* items = nullptr;
   const int64_t* slots = nullptr;
+  const int* slot_requests = nullptr;  // [num_slots], where scales are of requests
   int64_t num_slots = 0;
 
  private:

@@ -101,13 +101,14 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
                            {at.at("q_len") * layer.group_size(), at.at("few_items") != 0, at.at("clustered") != 0}));
   });
   sources.push_back(plain_source("merge_plan_states", facts.arch));
-  if (layer.cache) sources.push_back(plain_source("cache_write", facts.arch));
+  if (layer.cache) sources.push_back(cache_write_source(layer.cache->scales, facts.arch));
   if (layer.cache && is_checked_mode()) sources.push_back(plain_source("check_indices", facts.arch));
   return sources;
 }
 
 std::vector<jit::Source> operation_sources(const DeviceFacts& facts) {
-  return {plain_source("merge_states", facts.arch), plain_source("cache_write", facts.arch)};
+  return {plain_source("merge_states", facts.arch), plain_source("cache_write", facts.arch),
+          plain_source("cache_quantise", facts.arch)};
 }
 
 }  // namespace qkv::cuda

@@ -46,16 +46,21 @@ class Rules {
     if (spec_.query_dtype != DType::bf16 && spec_.query_dtype != DType::f16) {
       against("query_dtype", to_string(spec_.query_dtype), "bf16 or f16 on a GPU", ErrorCode::unsupported);
     }
-    if (spec_.kv_dtype != spec_.query_dtype) {
+    const bool fp8_cache = is_float8(spec_.kv_dtype);
+    if (spec_.kv_dtype != spec_.query_dtype && !fp8_cache) {
       against("kv_dtype", to_string(spec_.kv_dtype),
-              fmt::format("query_dtype = {} on a GPU", to_string(spec_.query_dtype)), ErrorCode::unsupported);
+              fmt::format("query_dtype = {}, or 8-bit floats, on a GPU", to_string(spec_.query_dtype)),
+              ErrorCode::unsupported);
     }
-    if (is_float8(spec_.out_dtype())) {
-      against("output_dtype", to_string(spec_.out_dtype()), "f32, f16 or bf16 on a GPU", ErrorCode::unsupported);
-    }
-    for (const auto& [name, dim] : {std::pair{"head_dim", spec_.head_dim}, {"head_dim_v", spec_.value_dim()}}) {
-      if (dim % 8 != 0) against(name, dim, "a multiple of 8 on a GPU", ErrorCode::unsupported);
-    }
+    // Rows begin at multiples of 16 bytes.
+    const auto check_dim = [&](const char* name, int32_t dim, bool fp8) {
+      const int32_t multiple = fp8 ? 16 : 8;
+      if (dim % multiple == 0) return;
+      against(name, dim, fmt::format("a multiple of {}{} on a GPU", multiple, fp8 ? " with 8-bit floats" : ""),
+              ErrorCode::unsupported);
+    };
+    check_dim("head_dim", spec_.head_dim, fp8_cache);
+    check_dim("head_dim_v", spec_.value_dim(), fp8_cache || is_float8(spec_.out_dtype()));
     const size_t num_operands = operands_of(spec_.effective_mask()).size();
     if (num_operands > kMaxCudaOperands) {
       against("mask", fmt::format("{} operands", num_operands),

@@ -49,6 +49,20 @@ std::vector<LayerSpec> matrix() {
   layers[8].mask = mask::document() & mask::rswa(64);
   layers[8].output_dtype = DType::f32;
   layers[11].alibi_per_request = true;
+  const auto add_float8 = [&](LayerSpec layer, DType kv_dtype, CacheScales scales) {
+    layer.kv_dtype = kv_dtype;
+    layer.cache->scales = scales;
+    layers.push_back(layer);
+  };
+  add_float8(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_head);
+  add_float8(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
+  add_float8(gpu_layer(1, 256, 256, CacheSpec{64}), DType::f8e5m2, CacheScales::per_request_head);
+  add_float8(gpu_layer(7, 512, 512, CacheSpec{19}), DType::f8e4m3, CacheScales::per_token_head);
+  add_float8(gpu_layer(2, 80, 48, CacheSpec{1}), DType::f8e4m3, CacheScales::per_token_head);
+  layers[layers.size() - 2].query_dtype = DType::f16;
+  layers.back().query_dtype = DType::f16;
+  layers.back().output_dtype = DType::f8e4m3;
+  layers.back().softcap = 50;
   return layers;
 }
 
@@ -59,7 +73,7 @@ TEST_P(kernels_compile, forward_sm80) {
   const LayerSpec layer = matrix()[GetParam()];
   ASSERT_TRUE(explain(layer, {DeviceKind::cuda, 0}).empty());
   for (const Architecture& architecture : kArchitectures) {
-    index::ForwardSm80Shape shape =
+    const index::ForwardSm80Shape shape =
         index::forward_sm80_shape(layer.head_dim, layer.value_dim(), architecture.shared_bytes);
     for (const int tile_q : {shape.tile_q, 16}) {
       const jit::Source source = forward_source(layer, {"forward_sm80", architecture.name, tile_q, shape.tile_kv});
@@ -67,8 +81,10 @@ TEST_P(kernels_compile, forward_sm80) {
       EXPECT_FALSE(compiled.cubin.empty());
       EXPECT_EQ(compiled.entry, "forward_sm80");
       // Above 256, the accumulators alone fill the registers: some 100 bytes of a row's bookkeeping go to memory.
+      // Scales of tokens keep two addresses more: a few words that are read and written once a tile.
+      const bool token_scales = layer.cache && layer.cache->scales == CacheScales::per_token_head;
       if (layer.head_dim <= 256) {
-        EXPECT_EQ(compiled.usage.spill_store_bytes, 0) << source.name;
+        EXPECT_LE(compiled.usage.spill_store_bytes, token_scales ? 48 : 0) << source.name;
       }
       EXPECT_TRUE(compiled.usage.serialized_wgmma.empty()) << source.name;
     }
@@ -78,7 +94,8 @@ TEST_P(kernels_compile, forward_sm80) {
 TEST_P(kernels_compile, forward_sm90_many_rows) {
   const LayerSpec layer = matrix()[GetParam()];
   const int page_size = layer.cache ? layer.cache->page_size : 0;
-  if (!index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size)) return;  // the sm_80 kernel runs these
+  // The sm_80 kernel runs these.
+  if (uses_float8(layer) || !index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size)) return;
   const index::ManyRowsShape shape = index::many_rows_shape(layer.head_dim, layer.value_dim());
   const jit::Compiled compiled = jit::compile(forward_source(layer, {"forward_sm90_many_rows",
                                                                      "sm_90a",
@@ -97,7 +114,7 @@ TEST_P(kernels_compile, forward_sm90_few_rows) {
   const LayerSpec layer = matrix()[GetParam()];
   const int head_dim = layer.head_dim;
   const int head_dim_v = layer.value_dim();
-  if (!shape::supports(head_dim, head_dim_v)) return;  // the sm_80 kernel runs these
+  if (uses_float8(layer) || !shape::supports(head_dim, head_dim_v)) return;  // the sm_80 kernel runs these
   for (int tile_q = shape::tile_rows(layer.group_size()); tile_q <= shape::max_rows(head_dim_v); tile_q *= 2) {
     // One of both kinds of launch for each tile: both are compiled for the smallest.
     for (const bool few_items : {true, false}) {
@@ -122,7 +139,8 @@ INSTANTIATE_TEST_SUITE_P(matrix, kernels_compile, ::testing::Range<size_t>(0, ma
 
 TEST_F(small_kernels_compile, without_constants) {
   for (const Architecture& architecture : kArchitectures) {
-    for (const char* kernel : {"merge_plan_states", "merge_states", "cache_write", "gather", "check_indices"}) {
+    for (const char* kernel :
+         {"merge_plan_states", "merge_states", "cache_write", "cache_quantise", "gather", "check_indices"}) {
       const jit::Compiled compiled = jit::compile(plain_source(kernel, architecture.name));
       EXPECT_FALSE(compiled.cubin.empty());
       EXPECT_EQ(compiled.usage.spill_store_bytes, 0) << kernel;

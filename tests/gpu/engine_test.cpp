@@ -1,6 +1,7 @@
 // What only a GPU can show. Skipped where there is none; `make test-gpu` runs it and keeps tests/gpu/verified.json.
 #include <array>
 #include <cmath>
+#include <functional>
 #include <memory>
 
 #include "jit/driver.hpp"
@@ -106,6 +107,42 @@ TEST_F(gpu, casebook_055_no_keys_at_all) {
   }
 }
 
+// A stream of the test's own, and the graph of what was captured on it.
+class GraphStream {
+ public:
+  GraphStream() {
+    jit::CUcontext context = nullptr;
+    jit::check(driver_.device_primary_ctx_retain(&context, 0), "cuDevicePrimaryCtxRetain");
+    jit::check(driver_.ctx_set_current(context), "cuCtxSetCurrent");
+    jit::check(driver_.stream_create(&stream_, jit::kStreamNonBlocking), "cuStreamCreate");
+  }
+  GraphStream(const GraphStream&) = delete;
+  GraphStream& operator=(const GraphStream&) = delete;
+  ~GraphStream() {
+    if (executable_ != nullptr) driver_.graph_exec_destroy(executable_);
+    if (graph_ != nullptr) driver_.graph_destroy(graph_);
+    driver_.stream_destroy(stream_);
+  }
+
+  Stream stream() const { return {stream_}; }
+  void capture(const std::function<void()>& step) {
+    jit::check(driver_.stream_begin_capture(stream_, jit::CUstreamCaptureMode::relaxed), "cuStreamBeginCapture");
+    step();
+    jit::check(driver_.stream_end_capture(stream_, &graph_), "cuStreamEndCapture");
+    jit::check(driver_.graph_instantiate(&executable_, graph_, 0), "cuGraphInstantiate");
+  }
+  void replay() {
+    jit::check(driver_.graph_launch(executable_, stream_), "cuGraphLaunch");
+    jit::check(driver_.stream_synchronize(stream_), "cuStreamSynchronize");
+  }
+
+ private:
+  const jit::Driver& driver_ = jit::driver();
+  jit::CUstream stream_ = nullptr;
+  jit::CUgraph graph_ = nullptr;
+  jit::CUgraphExec executable_ = nullptr;
+};
+
 // A step captured once and replayed gives the bits of the eager step.
 TEST_F(gpu, a_captured_step_replays_with_the_same_bits) {
   auto c = bf16(case_of(8, 2, 128, {1, 40, 1}, {5000, 900, 33}));
@@ -118,33 +155,128 @@ TEST_F(gpu, a_captured_step_replays_with_the_same_bits) {
   const tools::Placed eager(eager_out, kGpu), replayed(replayed_out, kGpu);
   const KvCache cache{key_pages.on_device(data.key_cache), value_pages.on_device(data.value_cache)};
 
-  const jit::Driver& driver = jit::driver();
-  jit::CUcontext context = nullptr;
-  jit::check(driver.device_primary_ctx_retain(&context, 0), "cuDevicePrimaryCtxRetain");
-  jit::check(driver.ctx_set_current(context), "cuCtxSetCurrent");
-  jit::CUstream stream = nullptr;
-  jit::check(driver.stream_create(&stream, jit::kStreamNonBlocking), "cuStreamCreate");
-  const Stream ours{stream};
-  const Plan plan = attention.plan(data.batch(), ours);
+  GraphStream graph;
+  const Plan plan = attention.plan(data.batch(), graph.stream());
   const auto step = [&](const tools::Placed& out) {
-    attention.update_cache(key.view(), value.view(), cache, plan, ours);
-    attention.forward(query.view(), cache, plan, out.view(), {}, ours);
+    attention.update_cache(key.view(), value.view(), cache, plan, graph.stream());
+    attention.forward(query.view(), cache, plan, out.view(), {}, graph.stream());
   };
   step(eager);
-  jit::CUgraph graph = nullptr;
-  jit::CUgraphExec executable = nullptr;
-  jit::check(driver.stream_begin_capture(stream, jit::CUstreamCaptureMode::relaxed), "cuStreamBeginCapture");
-  step(replayed);
-  jit::check(driver.stream_end_capture(stream, &graph), "cuStreamEndCapture");
-  jit::check(driver.graph_instantiate(&executable, graph, 0), "cuGraphInstantiate");
-  for (int32_t i = 0; i < 3; ++i) jit::check(driver.graph_launch(executable, stream), "cuGraphLaunch");
-  jit::check(driver.stream_synchronize(stream), "cuStreamSynchronize");
+  graph.capture([&] { step(replayed); });
+  for (int32_t i = 0; i < 3; ++i) graph.replay();
   eager.fetch();
   replayed.fetch();
   EXPECT_EQ(eager_out.buffer().bytes(), replayed_out.buffer().bytes());
-  driver.graph_exec_destroy(executable);
-  driver.graph_destroy(graph);
-  driver.stream_destroy(stream);
+}
+
+tools::Case fp8(CacheScales scales, DType dtype, std::vector<int32_t> q, std::vector<int32_t> kv) {
+  auto c = bf16(case_of(8, 2, 128, std::move(q), std::move(kv)));
+  c.layer.kv_dtype = dtype;
+  c.layer.cache->scales = scales;
+  return c;
+}
+
+constexpr CacheScales kGranularities[] = {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head,
+                                          CacheScales::per_token_head};
+
+TEST_F(gpu, casebook_059_and_061_scales_of_every_granularity) {
+  for (const CacheScales granularity : kGranularities) {
+    for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+      auto c = fp8(granularity, dtype, {1, 3, 40, 150, 1}, {5000, 33, 200, 150, 0});
+      expect_agrees_on_gpu(c);
+      c.layer.query_dtype = DType::f16;
+      c.layer.output_dtype = dtype;
+      c.layout.interleaved = true;
+      c.layer.cache->page_size = 1;
+      c.layer.mask = mask::window(70, 0);
+      c.layer.softcap = 20;
+      c.layer.sinks.assign(8, 0.5F);
+      expect_agrees_on_gpu(c);
+    }
+  }
+  for (const int32_t head_dim : {16, 80, 192, 256, 512}) {
+    auto c = fp8(CacheScales::per_token_head, DType::f8e4m3, {1, 20, 70}, {50, 60, 70});
+    c.layer.head_dim = head_dim;
+    c.layer.mask = mask::prefix_lm(7);
+    expect_agrees_on_gpu(c);
+  }
+}
+
+TEST_F(gpu, casebook_064_scales_may_change_between_replays) {
+  auto c = fp8(CacheScales::per_head, DType::f8e4m3, {1, 40, 20}, {1, 40, 20});  // all keys are new
+  tools::CaseData data(c);
+  const Attention attention(c.layer, kGpu);
+  const tools::Placed query(data.query, kGpu), key(data.key, kGpu), value(data.value, kGpu),
+      key_pages(data.key_pages, kGpu), value_pages(data.value_pages, kGpu);
+  tools::OwnedTensor out(DType::bf16, {61, 8, 128});
+  const tools::Placed placed_out(out, kGpu);
+  DeviceMemory device_scales(kGpu, 4 * sizeof(float));
+  const Tensor scales = Tensor::contiguous(device_scales.data(), DType::f32, {4}, kGpu);
+  const KvCache cache{key_pages.on_device(data.key_cache), value_pages.on_device(data.value_cache),
+                      scales.slice(0, 0, 2), scales.slice(0, 2, 4)};
+  GraphStream graph;
+  const Plan plan = attention.plan(data.batch(), graph.stream());
+  graph.capture([&] {
+    attention.update_cache(key.view(), value.view(), cache, plan, graph.stream());
+    attention.forward(query.view(), cache, plan, placed_out.view(), {}, graph.stream());
+  });
+  for (const std::vector<float>& values : {std::vector<float>{1, 1, 1, 1}, {0.1F, 0.02F, 0.03F, 0.2F}}) {
+    device_scales.copy_from_host(values.data());
+    graph.replay();
+    placed_out.fetch();
+    key_pages.fetch();
+    value_pages.fetch();
+    const Tensor on_host = view(values, {4});
+    const KvCache written{data.key_cache, data.value_cache, on_host.slice(0, 0, 2), on_host.slice(0, 2, 4)};
+    const auto expected = reference::attention(c.layer, data.batch(), data.query.view(), written);
+    for (int64_t i = 0; i < 61 * 8; ++i) {
+      const double want = expected.out[i * 128];
+      ASSERT_NEAR(tools::load(out.view(), {i / 8, i % 8, 0}), want, 2e-2 * (1 + std::fabs(want))) << values[0];
+    }
+  }
+}
+
+// Infinities, NaN, zeros and the smallest numbers become the bytes and the scales that the CPU writes.
+TEST_F(gpu, quantised_bytes_are_those_of_the_cpu) {
+  for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+    for (const CacheScales granularity : {CacheScales::per_head, CacheScales::per_token_head}) {
+      for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
+        tools::OwnedTensor rows(source, {7, 2, 48});
+        tools::Draw draw(5, 0);
+        for (int64_t t = 0; t < 7; ++t) {
+          for (int64_t h = 0; h < 2; ++h) {
+            for (int64_t d = 0; d < 48; ++d) {
+              const float size = std::ldexp(1.0F, static_cast<int32_t>(draw.range(-20, 12)));
+              tools::store(rows.view(), {t, h, d}, t == 6 ? 0.0F : draw.normal() * size);
+            }
+          }
+        }
+        int64_t at = 0;
+        for (const float special : {INFINITY, -INFINITY, NAN, -0.0F}) tools::store(rows.view(), {2, 1, at++}, special);
+        const std::vector<int64_t> slots = {5, -1, 0, 2, 7, 3, 1};
+        tools::OwnedTensor pages[2], scales[2];
+        for (auto& of_device : pages) of_device = tools::OwnedTensor(dtype, {2, 4, 2, 48});
+        for (auto& of_device : scales) {
+          of_device = granularity == CacheScales::per_head ? tools::OwnedTensor(DType::f32, {2})
+                                                           : tools::OwnedTensor(DType::f32, {2, 4, 2});
+          if (granularity == CacheScales::per_head) {
+            tools::store(of_device.view(), {0}, 0.37F);
+            tools::store(of_device.view(), {1}, 0.011F);
+          }
+        }
+        cache_write(rows.view(), rows.view(), {pages[0].view(), pages[0].view(), scales[0].view(), scales[0].view()},
+                    view(slots));
+        const tools::Placed source_on_gpu(rows, kGpu), pages_on_gpu(pages[1], kGpu), scales_on_gpu(scales[1], kGpu);
+        cache_write(source_on_gpu.view(), source_on_gpu.view(),
+                    {pages_on_gpu.view(), pages_on_gpu.view(), scales_on_gpu.view(), scales_on_gpu.view()},
+                    view(slots));
+        pages_on_gpu.fetch();
+        scales_on_gpu.fetch();
+        EXPECT_TRUE(pages[0].buffer() == pages[1].buffer()) << to_string(dtype) << " from " << to_string(source);
+        EXPECT_TRUE(scales[0].buffer() == scales[1].buffer()) << to_string(dtype) << " from " << to_string(source);
+      }
+    }
+  }
 }
 
 // A single call's plan ends before its work has run: the plan of the next call must not take its memory from it.

@@ -11,8 +11,9 @@ namespace qkv::index {
 struct ForwardSm80Shape {
   int head_dim;
   int head_dim_v;
-  int tile_q;   // 16, 32, 64 or 128
-  int tile_kv;  // 16, 32 or 64
+  int tile_q;           // 16, 32, 64 or 128
+  int tile_kv;          // 16, 32 or 64
+  bool float8 = false;  // keys and values come as bytes, and are widened into one tile of 16-bit rows before each use
 
   static constexpr int kMinWarps = 4;
   static constexpr int kMaxColumns = 256;  // of the output that the registers of a warp hold
@@ -37,17 +38,22 @@ struct ForwardSm80Shape {
   QKV_HOST_DEVICE constexpr int num_threads() const { return 32 * warps_q() * warps_kv(); }
 
   QKV_HOST_DEVICE constexpr int query_bytes() const { return tile_q * row_bytes(head_dim); }
-  QKV_HOST_DEVICE constexpr int key_stage_bytes() const { return tile_kv * row_bytes(head_dim); }
-  QKV_HOST_DEVICE constexpr int value_stage_bytes() const { return tile_kv * row_bytes(columns()); }
+  QKV_HOST_DEVICE constexpr int key_tile_bytes() const { return tile_kv * row_bytes(head_dim); }
+  QKV_HOST_DEVICE constexpr int value_tile_bytes() const { return tile_kv * row_bytes(columns()); }
+  QKV_HOST_DEVICE constexpr int key_stage_bytes() const { return float8 ? tile_kv * head_dim : key_tile_bytes(); }
+  QKV_HOST_DEVICE constexpr int value_stage_bytes() const { return float8 ? tile_kv * columns() : value_tile_bytes(); }
+  // A stage's scales, an f32 a key and an f32 a value.
+  QKV_HOST_DEVICE constexpr int scale_stage_bytes() const { return float8 ? tile_kv * 8 : 0; }
   QKV_HOST_DEVICE constexpr int smem_bytes() const {
-    return query_bytes() + kStages * (key_stage_bytes() + value_stage_bytes());
+    const int widened = float8 ? key_tile_bytes() + value_tile_bytes() : 0;
+    return query_bytes() + widened + kStages * (key_stage_bytes() + value_stage_bytes() + scale_stage_bytes());
   }
 };
 
 // The tiles for many rows, where a CTA has at most `smem_limit` bytes (232448 on sm_90, 166912 on sm_80, 101376 on
 // sm_86 and sm_89): the largest of which two CTAs share an SM, else the largest that fit; {16, 16} always do. Beyond
 // 128 output columns the registers hold only one m16 tile of rows. Kernels for few rows take tile_q 16 and this
-// tile_kv.
+// tile_kv. 8-bit keys and values take less memory than 16-bit ones, and the same tiles.
 QKV_HOST_DEVICE constexpr ForwardSm80Shape forward_sm80_shape(int head_dim, int head_dim_v, int smem_limit) {
   constexpr int kTiles[][2] = {{128, 64}, {128, 32}, {64, 64}, {64, 32}, {32, 32}, {32, 16}};
   constexpr int kReservedBytes = 1024;  // a CTA, by the system; an SM has this much more than a CTA may use

@@ -3,16 +3,13 @@
 // Grid: num_slots CTAs; block: any multiple of 32, best the token's 8-element chunks, at most 256.
 #pragma once
 
-#include "epilogue.cuh"
+#include "dtype.cuh"
 #include "params.hpp"
-#include "ptx/convert.cuh"
 
 namespace qkv::cuda {
 namespace cache_write {
 
 constexpr int kVector = 8;  // elements a step: 16 bytes of the 16-bit formats
-
-__device__ __forceinline__ int size_of(int dtype) { return dtype == kF32 ? 4 : 2; }
 
 // Every row begins at a multiple of 16 bytes, and is whole vectors long.
 __device__ __forceinline__ bool allows_vectors(const CacheWriteSide& side) {

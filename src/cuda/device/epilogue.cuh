@@ -1,14 +1,12 @@
 // How rows end: the sink joined, the mean and the LSE of a row from its maximum, sum and weighted sum.
 #pragma once
 
+#include "dtype.cuh"
 #include "params.hpp"
-#include "ptx/convert.cuh"
 #include "seq_info.cuh"
 #include "softmax.cuh"
 
 namespace qkv::cuda {
-
-enum Dtype { kF32 = 0, kF16 = 1, kBf16 = 2 };
 
 struct RowEnd {
   float factor;  // mean = weighted sum · factor
@@ -30,6 +28,9 @@ template <int kDtype>
 __device__ __forceinline__ void store_pair(void* out, long long offset, float first, float second) {
   if constexpr (kDtype == kF32) {
     *reinterpret_cast<float2*>(static_cast<float*>(out) + offset) = make_float2(first, second);
+  } else if constexpr (is_float8(kDtype)) {
+    *reinterpret_cast<unsigned short*>(static_cast<char*>(out) + offset) =
+        ptx::pack_float8<kDtype == kF8E4M3>(first, second);
   } else {
     const unsigned pair = kDtype == kBf16 ? ptx::pack_bf16(first, second) : ptx::pack_f16(first, second);
     *reinterpret_cast<unsigned*>(static_cast<unsigned short*>(out) + offset) = pair;
@@ -65,6 +66,9 @@ struct RowTarget {
     const float mean1 = second * end.factor + 0.0F;
     if (is_state) {
       store_pair<kF32>(params.state_out, offset + column, mean0, mean1);
+    } else if constexpr (is_float8(kOutDtype)) {
+      const float scale = *params.out_scale;
+      store_pair<kOutDtype>(params.out, offset + column, __fdiv_rn(mean0, scale), __fdiv_rn(mean1, scale));
     } else {
       store_pair<kOutDtype>(params.out, offset + column, mean0, mean1);
     }

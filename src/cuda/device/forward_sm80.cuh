@@ -4,13 +4,14 @@
 // same operations in the same order whichever rows stand beside it.
 //
 // The text before this file: namespace qkv::cuda::key with
-//   is_bf16, out_dtype, head_dim, head_dim_v, group_size, page_size, softcap, alibi, mask, mask_by_head,
-//   num_mask_operands, mask_scope, tile_q, tile_kv
+//   is_bf16, kv_dtype, token_scales, out_dtype, head_dim, head_dim_v, group_size, page_size, softcap, alibi, mask,
+//   mask_by_head, num_mask_operands, mask_scope, tile_q, tile_kv
 // then #include "mask_tile.cuh" and, where key::mask, the function visible() in qkv::cuda.
 #pragma once
 
 #include "core/index/forward_sm80_shape.hpp"
 #include "epilogue.cuh"
+#include "float8_tile.cuh"
 #include "mask_tile.cuh"
 #include "page_loader.cuh"
 #include "params.hpp"
@@ -25,7 +26,8 @@
 namespace qkv::cuda {
 namespace sm80 {
 
-constexpr index::ForwardSm80Shape kShape{key::head_dim, key::head_dim_v, key::tile_q, key::tile_kv};
+constexpr bool kFloat8 = is_float8(key::kv_dtype);
+constexpr index::ForwardSm80Shape kShape{key::head_dim, key::head_dim_v, key::tile_q, key::tile_kv, kFloat8};
 constexpr int kWarps = kShape.num_threads() / 32;
 constexpr int kWarpsQ = kShape.warps_q();
 constexpr int kWarpsKv = kShape.warps_kv();
@@ -40,11 +42,19 @@ constexpr int kValueRowBytes = kShape.row_bytes(kColumns);
 constexpr int kQueryBytes = kShape.query_bytes();
 constexpr int kKeyStageBytes = kShape.key_stage_bytes();
 constexpr int kValueStageBytes = kShape.value_stage_bytes();
+constexpr int kStagesOffset = kQueryBytes + (kFloat8 ? kShape.key_tile_bytes() + kShape.value_tile_bytes() : 0);
+constexpr int kScalesOffset = kStagesOffset + kShape.kStages * (kKeyStageBytes + kValueStageBytes);
+constexpr int kSharedBytes = kShape.smem_bytes();
+constexpr int kElementBytes = kFloat8 ? 1 : 2;  // of keys and values in the cache
 constexpr int kChunkBytes = 16;
 constexpr int kStages = kShape.kStages;
 constexpr bool kHasTerms = key::softcap || key::alibi;  // then scores are made log2 units before the softmax
 
-static_assert(key::head_dim % 8 == 0 && key::head_dim_v % 8 == 0);
+constexpr int kChunkElements = kChunkBytes / kElementBytes;
+// Weights times scales of tokens, in f16, would be subnormal for values below about 0.03.
+constexpr float kWeightBoost = key::token_scales && !key::is_bf16 ? 256.0F : 1.0F;
+
+static_assert(key::head_dim % kChunkElements == 0 && key::head_dim_v % kChunkElements == 0);
 static_assert(key::tile_kv % (16 * kWarpsKv) == 0 && key::tile_kv % kWarps == 0);
 
 using Scores = float[kScoreTiles][4];
@@ -52,16 +62,36 @@ using Weights = unsigned[kScoreTiles / 2][4];
 using Out = float[kOutTiles][4];
 using Lookup = PageLookup<key::page_size, key::tile_kv / kWarps>;
 
-// The memory of a CTA: [tile_q] query rows, then stages of [tile_kv] key rows, then stages of value rows.
+// The memory of a CTA: [tile_q] query rows, then stages of [tile_kv] key rows, then stages of value rows. 8-bit rows:
+// after the queries one tile of widened keys and one of widened values; after the stages those of their scales.
 struct Memory {
   char* pointer;
   unsigned query;
 
-  __device__ __forceinline__ unsigned key(int stage) const { return query + kQueryBytes + stage * kKeyStageBytes; }
-  __device__ __forceinline__ static constexpr int value_offset(int stage) {
-    return kQueryBytes + kStages * kKeyStageBytes + stage * kValueStageBytes;
+  // Where loads go.
+  __device__ __forceinline__ static constexpr int key_stage_offset(int stage) {
+    return kStagesOffset + stage * kKeyStageBytes;
   }
+  __device__ __forceinline__ static constexpr int value_stage_offset(int stage) {
+    return kStagesOffset + kStages * kKeyStageBytes + stage * kValueStageBytes;
+  }
+  // Where 16-bit rows are read.
+  __device__ __forceinline__ static constexpr int key_offset(int stage) {
+    return kFloat8 ? kQueryBytes : key_stage_offset(stage);
+  }
+  __device__ __forceinline__ static constexpr int value_offset(int stage) {
+    return kFloat8 ? kQueryBytes + kShape.key_tile_bytes() : value_stage_offset(stage);
+  }
+  __device__ __forceinline__ unsigned key(int stage) const { return query + key_offset(stage); }
   __device__ __forceinline__ unsigned value(int stage) const { return query + value_offset(stage); }
+  // [tile_kv] of keys, then of values.
+  __device__ __forceinline__ static constexpr int scale_offset(int stage) {
+    return kScalesOffset + stage * kShape.scale_stage_bytes();
+  }
+  __device__ __forceinline__ const float* key_scales(int stage) const {
+    return reinterpret_cast<const float*>(pointer + scale_offset(stage));
+  }
+  __device__ __forceinline__ const float* value_scales(int stage) const { return key_scales(stage) + key::tile_kv; }
 };
 
 // What masks and score terms know of a query row. Kept in the 16 bytes that every row of shared memory has to spare,
@@ -211,12 +241,39 @@ __device__ __forceinline__ void for_each_score(Scores& scores, int i, F f) {
 // The position of the thread's first key among those that its warp multiplies.
 __device__ __forceinline__ int thread_key(int first_key) { return first_key + ptx::lane_id() % 4 * 2; }
 
+// Scores, or weights, times the scales of their tokens, from the warp's first key on. A hidden key has no weight, and
+// its scale may be anything.
+template <bool kOfWeights>
+__device__ __forceinline__ void multiply_by_scales(const float* scales, Scores& scores) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    for_each_score(scores, i, [&](float& score, int k) {
+      const float scale = scales[thread_key(0) + k];
+      if constexpr (!kOfWeights) score *= scale;
+      if constexpr (kOfWeights) score = score == 0.0F ? 0.0F : score * scale * kWeightBoost;
+    });
+  }
+}
+
+// A stage of 8-bit rows to the tile of 16-bit rows. By all threads.
+template <bool kWidens>
+__device__ __forceinline__ void widen_stage(const Memory& memory, int stage) {
+  if constexpr (kWidens) {
+    constexpr bool kE4M3 = key::kv_dtype == kF8E4M3;
+    widen_rows<key::is_bf16, kE4M3, key::tile_kv, key::head_dim, kKeyRowBytes, kWarps * 32>(
+        memory.pointer + Memory::key_stage_offset(stage), memory.pointer + Memory::key_offset(stage));
+    widen_rows<key::is_bf16, kE4M3, key::tile_kv, kColumns, kValueRowBytes, kWarps * 32>(
+        memory.pointer + Memory::value_stage_offset(stage), memory.pointer + Memory::value_offset(stage));
+    __syncthreads();
+  }
+}
+
 // Softcap and ALiBi; afterwards scores are in log2 units.
-__device__ __forceinline__ void apply_terms(const ForwardParams& params, const RowFacts& row, int i, int first_key,
-                                            Scores& scores) {
+__device__ __forceinline__ void apply_terms(const ForwardParams& params, float query_factor, const RowFacts& row, int i,
+                                            int first_key, Scores& scores) {
   const float distance = static_cast<float>(row.q_pos - thread_key(first_key));
   for_each_score(scores, i, [&](float& score, int k) {
-    score *= params.query_factor;
+    score *= query_factor;
     if constexpr (key::softcap) score = tanh_by_exp2(score) * params.softcap_log2;
     if constexpr (key::alibi) score -= row.slope * fabsf(distance - static_cast<float>(k));
   });
@@ -273,8 +330,8 @@ __device__ __forceinline__ void add_nonfinite(const MaskContext& context, const 
 __device__ __forceinline__ void join_warps(const Memory& memory, int warp_q, int warp_kv, OnlineSoftmax& softmax,
                                            Out& out) {
   constexpr int kFloats = kOutTiles * 4 + 2;  // of a state, a lane
-  static_assert(kWarps * 2 * 128 <= kStages * kKeyStageBytes);
-  static_assert(kWarpsQ * (kWarpsKv - 1) * kFloats * 128 <= kStages * (kKeyStageBytes + kValueStageBytes));
+  static_assert(kWarps * 2 * 128 <= kSharedBytes - kQueryBytes);
+  static_assert(kWarpsQ * (kWarpsKv - 1) * kFloats * 128 <= kSharedBytes - kQueryBytes);
   float* exchange = reinterpret_cast<float*>(memory.pointer + kQueryBytes) + threadIdx.x % 32;
   const auto max_at = [&](int warp, int i) -> float& { return exchange[((warp_q * kWarpsKv + warp) * 2 + i) * 32]; };
   const auto state_at = [&](int warp) { return exchange + (warp_q * (kWarpsKv - 1) + warp - 1) * kFloats * 32; };
@@ -326,8 +383,11 @@ __device__ __forceinline__ void join_warps(const Memory& memory, int warp_q, int
 
 __device__ __forceinline__ void store_row(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
                                           int row, int i, int column_begin, const RowTile& tile) {
-  const RowTarget target =
+  RowTarget target =
       RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, tile.softmax.max[i], tile.softmax.sum[i]);
+  if constexpr (kFloat8) {
+    target.end.factor *= key::token_scales ? 1.0F / kWeightBoost : uniform_scale(params.value_scale, item);
+  }
 #pragma unroll
   for (int n = 0; n < kColumns / 8; ++n) {
     const int column = column_begin + n * 8 + threadIdx.x % 4 * 2;
@@ -354,17 +414,27 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   const long long first_token = key::page_size > 0 ? 0 : seq.key_begin;
   const auto data_of = [&](const KeyValueLayout& layout, int column) {
     return static_cast<const char*>(layout.data) +
-           2 * (first_token * layout.token_stride + item.kv_head * layout.head_stride + column);
+           kElementBytes * (first_token * layout.token_stride + item.kv_head * layout.head_stride + column);
   };
   const char* keys = data_of(params.key, 0);
   const char* values = data_of(params.value, column_begin);
-  const int value_chunks = min(kColumns, key::head_dim_v - column_begin) / 8;
+  const int value_chunks = min(kColumns, key::head_dim_v - column_begin) / kChunkElements;
   Lookup lookup(params, seq, warp);
   const auto load = [&](const KeyTile& tile, int stage) {
-    lookup.load<key::head_dim / 8, kKeyRowBytes>(keys, params.key.page_stride * 2, params.key.token_stride * 2, tile,
-                                                 memory.key(stage));
-    lookup.load<kColumns / 8, kValueRowBytes>(values, params.value.page_stride * 2, params.value.token_stride * 2, tile,
-                                              memory.value(stage), value_chunks);
+    lookup.load<key::head_dim / kChunkElements, kFloat8 ? key::head_dim : kKeyRowBytes>(
+        keys, params.key.page_stride * kElementBytes, params.key.token_stride * kElementBytes, tile,
+        memory.query + Memory::key_stage_offset(stage));
+    lookup.load<kColumns / kChunkElements, kFloat8 ? kColumns : kValueRowBytes>(
+        values, params.value.page_stride * kElementBytes, params.value.token_stride * kElementBytes, tile,
+        memory.query + Memory::value_stage_offset(stage), value_chunks);
+    if constexpr (key::token_scales) {
+      const auto load_scales = [&](const KeyValueScales& scales, int offset) {
+        lookup.load_words(scales.data + item.kv_head * scales.head_stride, scales.page_stride, scales.token_stride,
+                          tile, memory.query + offset);
+      };
+      load_scales(params.key_scale, Memory::scale_offset(stage));
+      load_scales(params.value_scale, Memory::scale_offset(stage) + key::tile_kv * 4);
+    }
   };
 
   TileWalk walk(item);
@@ -378,10 +448,13 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   KeyTile next = walk.next<key::tile_kv>(params.segments);
   lookup.find(next);
 
+  float query_factor = params.query_factor;
+  if constexpr (kFloat8 && !key::token_scales) query_factor *= uniform_scale(params.key_scale, item);
   float factor = 1.0F;
   if constexpr (!kHasTerms) {
-    factor = fmaxf(fabsf(params.query_factor), kSmallestNormal);  // not 0, since 0·-inf is NaN
-    if (params.query_factor < 0.0F) {
+    factor = fabsf(query_factor);
+    if (factor < kSmallestNormal) factor = kSmallestNormal;  // not 0, since 0·-inf is NaN
+    if (query_factor < 0.0F) {
       ptx::cp_async_wait<0>();
       __syncthreads();
       negate_query(memory);  // the loop's first barrier is behind it
@@ -392,6 +465,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   for (int stage = 0; tile.exists(); stage ^= 1) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // the tile is there, and nobody reads the other stage any more
+    widen_stage<kFloat8>(memory, stage);
     Scores scores[kRowTiles];
     multiply_keys(memory.query + warp_row * kKeyRowBytes, memory.key(stage) + warp_key * kKeyRowBytes, scores);
     // Issued here and not before: the products start at once, and cover the addresses.
@@ -405,9 +479,10 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
     const bool all_visible = tile.is_full() && tile.begin() + key::tile_kv <= tile.end();
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
+      if constexpr (key::token_scales) multiply_by_scales<false>(memory.key_scales(stage) + warp_key, scores[m]);
       if constexpr (kHasTerms) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) apply_terms(params, row_of(m, i), i, first_key, scores[m]);
+        for (int i = 0; i < 2; ++i) apply_terms(params, query_factor, row_of(m, i), i, first_key, scores[m]);
       }
       if (!all_visible) {
 #pragma unroll
@@ -420,6 +495,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
 #pragma unroll
         for (int e = 0; e < 4; ++e) tiles[m].out[n][e] *= decay[e / 2];
       }
+      if constexpr (key::token_scales) multiply_by_scales<true>(memory.value_scales(stage) + warp_key, scores[m]);
       pack_weights(scores[m], weights[m]);
     }
     if constexpr (key::mask) {

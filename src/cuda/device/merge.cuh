@@ -59,6 +59,9 @@ __device__ __forceinline__ float load_element(const void* row, int dtype, int co
 __device__ __forceinline__ void store_element(void* row, int dtype, int column, float value) {
   if (dtype == kF32) {
     static_cast<float*>(row)[column] = value;
+  } else if (is_float8(dtype)) {
+    const unsigned short pair = pack_float8(dtype, value, 0.0F);
+    static_cast<unsigned char*>(row)[column] = static_cast<unsigned char>(pair);
   } else {
     const unsigned pair = dtype == kBf16 ? ptx::pack_bf16(value, 0.0F) : ptx::pack_f16(value, 0.0F);
     static_cast<unsigned short*>(row)[column] = static_cast<unsigned short>(pair);
@@ -66,13 +69,13 @@ __device__ __forceinline__ void store_element(void* row, int dtype, int column, 
 }
 
 __device__ __forceinline__ void* row_at(void* data, int dtype, long long offset) {
-  return static_cast<char*>(data) + offset * (dtype == kF32 ? 4 : 2);
+  return static_cast<char*>(data) + offset * size_of(dtype);
 }
 
 // The joined values of the warp's row. row_of(s) is where state s has it, dtype_of(s) in which format.
 template <typename LseOf, typename RowOf, typename DtypeOf>
 __device__ __forceinline__ void join_row(const Weights& weights, int num_states, int dim, LseOf lse_of, RowOf row_of,
-                                         DtypeOf dtype_of, void* out, int out_dtype) {
+                                         DtypeOf dtype_of, void* out, int out_dtype, const float* out_scale) {
   for (int first = threadIdx.x % 32; first < dim; first += 32 * kVector) {
     // -0 leaves every first summand's bits alone.
     const float start = weights.is_nan ? __int_as_float(0x7fffffff) : weights.is_empty() ? 0.0F : -0.0F;
@@ -89,6 +92,11 @@ __device__ __forceinline__ void join_row(const Weights& weights, int num_states,
           if (first + c * 32 < dim) sum[c] += weight * load_element(row, dtype_of(s), first + c * 32);
         }
       }
+    }
+    if (is_float8(out_dtype)) {
+      const float scale = *out_scale;
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) sum[c] = __fdiv_rn(sum[c], scale);
     }
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {

@@ -23,7 +23,8 @@ extern "C" __global__ void __launch_bounds__(merge::kWarps * 32)
     void* out =
         merge::row_at(params.out, params.out_dtype, token * params.out_token_stride + head * params.out_head_stride);
     merge::join_row(
-        weights, item.num_states, params.head_dim_v, lse_of, row_of, [](int) { return kF32; }, out, params.out_dtype);
+        weights, item.num_states, params.head_dim_v, lse_of, row_of, [](int) { return kF32; }, out, params.out_dtype,
+        params.out_scale);
     if (params.lse != nullptr && threadIdx.x % 32 == 0) {
       params.lse[head * params.lse_head_stride + token * params.lse_token_stride] = weights.lse();
     }

@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(merge::kWarps * 32)
   void* out = merge::row_at(merged.out, merged.dtype, token * merged.out_token_stride + head * merged.out_head_stride);
   merge::join_row(
       weights, params.num_states, params.head_dim_v, lse_of, row_of, [&](int s) { return states[s].dtype; }, out,
-      merged.dtype);
+      merged.dtype, params.out_scale);
   __syncwarp();  // every lane has read the row's LSEs
   if (merged.lse != nullptr && threadIdx.x % 32 == 0) {
     merged.lse[head * merged.lse_head_stride + token * merged.lse_token_stride] = weights.lse();

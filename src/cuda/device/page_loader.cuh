@@ -99,6 +99,19 @@ class PageLookup {
     }
   }
 
+  // One f32 a row of pages, lane r that of the warp's row r; of rows behind the end, zero.
+  __device__ __forceinline__ void load_words(const float* base, long long page_stride, long long token_stride,
+                                             const KeyTile& tile, unsigned shared) const {
+    if constexpr (kPageSize > 0) {
+      const int row = ptx::lane_id();
+      if (row >= kRows) return;
+      const int position = tile.begin() + first_row_ + row;
+      const bool used = position < tile.end();
+      const long long offset = page_ * page_stride + position % kPageSize * token_stride;
+      ptx::cp_async_4(shared + (first_row_ + row) * 4, base + (used ? offset : 0), used ? 4 : 0);
+    }
+  }
+
  private:
   const int* pages_;
   int first_row_;

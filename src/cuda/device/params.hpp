@@ -29,6 +29,13 @@ struct KeyValueLayout {
   long long head_stride;
 };
 
+// What rows of 8-bit keys (or values) are multiplied by; what an axis does not tell apart has stride 0. Without scales
+// data is nullptr.
+struct KeyValueScales {
+  float* data;
+  long long request_stride, page_stride, token_stride, head_stride;
+};
+
 struct ForwardParams {
   const void* query;  // [num_tokens, num_q_heads, head_dim]
   long long query_token_stride, query_head_stride;
@@ -56,6 +63,9 @@ struct ForwardParams {
   long long lse_head_stride, lse_token_stride;
   float* state_out;  // [state rows, head_dim_v], means
   float* state_lse;  // [state rows], natural
+
+  KeyValueScales key_scale, value_scale;
+  const float* out_scale;  // what 8-bit outputs are divided by; nullptr for others
 };
 
 // Joins the states of one row block, in rising order of keys: the plan's.
@@ -76,8 +86,9 @@ struct MergePlanParams {
   const int* query_start_loc;  // [num_requests + 1]
   const float* sinks;          // [num_q_heads], nullptr = none
 
-  int out_dtype;  // 0 f32, 1 f16, 2 bf16
-  void* out;      // [num_tokens, num_q_heads, head_dim_v]
+  int out_dtype;           // 0 f32, 1 f16, 2 bf16, 3 f8e4m3, 4 f8e5m2
+  const float* out_scale;  // as in ForwardParams
+  void* out;               // [num_tokens, num_q_heads, head_dim_v]
   long long out_token_stride, out_head_stride;
   float* lse;  // [num_q_heads, num_tokens], nullptr = not wanted
   long long lse_head_stride, lse_token_stride;
@@ -89,7 +100,7 @@ struct StateView {
   long long out_token_stride, out_head_stride;
   float* lse;  // [num_heads, num_tokens]
   long long lse_head_stride, lse_token_stride;
-  int dtype;  // of out: 0 f32, 1 f16, 2 bf16
+  int dtype;  // of out: as in MergePlanParams
 };
 
 constexpr int kMaxInlineStates = 16;
@@ -99,6 +110,7 @@ struct MergeStatesParams {
   const StateView* states;  // on the device, for more states than fit above; else nullptr
   int num_states;
   StateView merged;
+  const float* out_scale;
   long long num_tokens;
   int num_heads;
   int head_dim_v;
@@ -110,7 +122,7 @@ struct CacheWriteSide {
   long long source_token_stride, source_head_stride;
   void* pages;  // [num_pages, page_size, num_kv_heads, head_dim]
   long long page_stride, token_stride, head_stride;
-  int source_dtype, pages_dtype;  // 0 f32, 1 f16, 2 bf16
+  int source_dtype, pages_dtype;  // 0 f32, 1 f16, 2 bf16, pages also 3 f8e4m3, 4 f8e5m2
   int head_dim;
 };
 
@@ -120,6 +132,10 @@ struct CacheWriteParams {
   long long num_slots;
   int num_kv_heads;
   int page_size;
+  // Of 8-bit pages.
+  KeyValueScales scales[2];
+  const int* slot_requests;  // [num_slots], where scales are of requests
+  int token_scales;          // 1: chosen here, and written
 };
 
 struct CacheGatherSide {

@@ -9,6 +9,11 @@ __device__ __forceinline__ void cp_async_16(unsigned shared, const void* global,
                : "memory");
 }
 
+// The same with 4 bytes, which pass L1.
+__device__ __forceinline__ void cp_async_4(unsigned shared, const void* global, int source_bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global), "r"(source_bytes) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most kPending of this thread's groups are under way.

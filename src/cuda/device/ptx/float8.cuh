@@ -1,0 +1,58 @@
+// Conversions of the 8-bit floats, two at once, the first in the low byte. GPUs of sm_89 and later have instructions;
+// before, the same bits come from integer arithmetic.
+#pragma once
+
+#include "core/index/float8.hpp"
+#include "ptx/convert.cuh"
+
+namespace qkv::cuda::ptx {
+
+constexpr bool kHasFloat8 = __CUDA_ARCH__ >= 890;
+
+// An e5m2 is the upper half of an f16. An e4m3 fits into one, but for its exponent, 8 too small, and its NaN.
+template <bool kE4M3, bool kInstruction = kHasFloat8>
+__device__ __forceinline__ unsigned f16x2_from_float8x2(unsigned short pair) {
+  unsigned halves;
+  if constexpr (kE4M3 && kInstruction) {
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    return halves;
+  }
+  const unsigned apart = (pair & 0xFFU) | (pair & 0xFF00U) << 8;
+  if constexpr (!kE4M3) return apart << 8;
+  constexpr unsigned k256 = 0x5C005C00;  // twice
+  asm("mul.rn.f16x2 %0, %1, %2;"
+      : "=r"(halves)
+      : "r"((apart & 0x00800080U) << 8 | (apart & 0x007F007FU) << 7), "r"(k256));
+  if ((apart & 0x7FU) == 0x7FU) halves |= 0x7FFFU;
+  if ((apart & 0x7F0000U) == 0x7F0000U) halves |= 0x7FFF0000U;
+  return halves;
+}
+
+// Exact: both 16-bit formats hold every number of both 8-bit ones.
+template <bool kBf16, bool kE4M3>
+__device__ __forceinline__ unsigned widen_float8x2(unsigned short pair) {
+  const unsigned halves = f16x2_from_float8x2<kE4M3>(pair);
+  if constexpr (!kBf16) return halves;
+  return pack_bf16(f32_from_f16(static_cast<unsigned short>(halves)),
+                   f32_from_f16(static_cast<unsigned short>(halves >> 16)));
+}
+
+// To nearest even, saturating, NaN kept.
+template <bool kE4M3, bool kInstruction = kHasFloat8>
+__device__ __forceinline__ unsigned short pack_float8(float low, float high) {
+  if constexpr (kInstruction) {
+    unsigned short pair;
+    if constexpr (kE4M3) {
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+    }
+    return pair;
+  } else {
+    constexpr index::Float8Format kFormat = kE4M3 ? index::kF8E4M3 : index::kF8E5M2;
+    return static_cast<unsigned short>(index::float8_from_f32_bits(kFormat, __float_as_uint(low)) |
+                                       index::float8_from_f32_bits(kFormat, __float_as_uint(high)) << 8);
+  }
+}
+
+}  // namespace qkv::cuda::ptx
