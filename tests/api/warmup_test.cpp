@@ -54,17 +54,17 @@ TEST_F(Warmup, compiles_each_kernel_once_and_then_no_more) {
   const int64_t before = num_compiles();
   const std::vector<LayerSpec> layers = {gpu_layer(32), gpu_layer(32), gpu_layer(40)};
   const WarmupResult first = warmup(layers, for_sm80());
-  // Two layers alike: 2 · 2 forward kernels, merge_plan_states, cache_write, merge_states.
-  EXPECT_THAT(first.kernels, SizeIs(7));
+  // Two layers alike: 2 · 2 forward kernels, merge_plan_states, cache_write, cache_quantise, merge_states.
+  EXPECT_THAT(first.kernels, SizeIs(8));
   EXPECT_THAT(first.skipped, IsEmpty());
   std::set<std::string> names;
   for (const WarmedKernel& kernel : first.kernels) {
     EXPECT_EQ(kernel.error, "");
     names.insert(kernel.name);
   }
-  EXPECT_THAT(names, SizeIs(7));
+  EXPECT_THAT(names, SizeIs(8));
   const int64_t after = num_compiles();
-  EXPECT_LE(after - before, 7);  // fewer where the cache has some
+  EXPECT_LE(after - before, 8);  // fewer where the cache has some
   const WarmupResult second = warmup(layers, for_sm80());
   EXPECT_EQ(num_compiles(), after);
   for (const WarmedKernel& kernel : second.kernels) EXPECT_FALSE(kernel.compiled);

@@ -172,10 +172,26 @@ TEST(select, cache_and_merge_kernels_belong_to_the_layer) {
   EXPECT_THAT(names(), ::testing::Not(HasSubstr("cache_write")));
   layer.cache = CacheSpec{16};
   EXPECT_THAT(names(), HasSubstr("cache_write"));
+  EXPECT_THAT(names(), ::testing::Not(HasSubstr("cache_quantise")));
   EXPECT_THAT(names(), ::testing::Not(HasSubstr("check_indices")));
   setenv("QKV_CHECK", "1", 1);
   EXPECT_THAT(names(), HasSubstr("check_indices"));
   unsetenv("QKV_CHECK");
+}
+
+TEST(select, layers_of_8_bit_floats_run_the_sm80_kernel_and_the_cache_write_that_quantises) {
+  for (const bool output : {false, true}) {
+    LayerSpec layer = gpu_layer(8, 2, 128);
+    layer.cache = CacheSpec{16, output ? CacheScales::none : CacheScales::per_token_head};
+    (output ? layer.output_dtype.emplace() : layer.kv_dtype) = DType::f8e4m3;
+    const ForwardKernels kernels = forward_kernels(layer, facts_of("sm_90a"));
+    EXPECT_FALSE(kernels.few_rows_sm90);
+    EXPECT_FALSE(kernels.many_rows_sm90);
+    std::string names;
+    for (const jit::Source& source : reachable_sources(layer, facts_of("sm_90a"), {})) names += source.name + '\n';
+    EXPECT_THAT(names, HasSubstr(output ? "cache_write" : "cache_quantise"));
+    EXPECT_THAT(names, ::testing::Not(HasSubstr("sm90")));
+  }
 }
 
 TEST(select, unknown_architecture_is_refused_with_those_that_are_known) {
