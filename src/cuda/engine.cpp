@@ -9,11 +9,13 @@
 #include "cuda/forward_sm80.hpp"
 #include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/forward_sm90_many_rows.hpp"
+#include "cuda/gather.hpp"
 #include "cuda/index_check.hpp"
 #include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/placed_plan.hpp"
+#include "cuda/projection.hpp"
 #include "jit/driver.hpp"
 #include "jit/module.hpp"
 
@@ -266,6 +268,26 @@ class CudaEngine final : public plan::Engine {
     }
     launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, {&params}, handle_of(stream));
     if (many.address() != 0) jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
+  }
+
+  void place(plan::GatherPlan& plan, Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    place_gather(plan, device_index_, handle_of(stream));
+  }
+
+  std::unique_ptr<plan::Projector> make_projector(const plan::ProjectionMatrix& matrix) const override {
+    return cuda::make_projector(matrix, device_index_);
+  }
+
+  void wait(Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
+  }
+
+  void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    const jit::Kernel& kernel = jit::kernels().get(plain_source("gather", device_facts(device_index_).arch));
+    cuda::gather(kernel, pages, plan, rows, handle_of(stream));
   }
 
  private:
