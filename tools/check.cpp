@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "case_data.hpp"
+#include "mla_cases.hpp"
 #include "progress.hpp"
 #include "qkv/attention.hpp"
 #include "qkv/device.hpp"
@@ -256,6 +257,7 @@ struct CheckOptions {
   uint64_t seed = 1;
   int64_t first = 0;
   std::string device = "cpu";
+  bool mla = false;
   bool verbose = false;
 };
 
@@ -295,6 +297,19 @@ void create_layers(const CheckOptions& options, Device device) {
   for (std::thread& thread : threads) thread.join();
 }
 
+// A case's description, and what is wrong with it.
+struct Checked {
+  std::string description;
+  std::string wrong;
+};
+
+template <class AnyCase>
+Checked check_case(const AnyCase& random_case, Device device, bool verbose) {
+  std::string description = describe(random_case);
+  if (verbose) fmt::print("{}\n", description);
+  return {std::move(description), failure_of(random_case, device)};
+}
+
 void run_check(const CheckOptions& options) {
   const Device device = parse_device(options.device);
   const std::string engine = device.kind == DeviceKind::cpu
@@ -302,17 +317,21 @@ void run_check(const CheckOptions& options) {
                                  : "cuda:0";
   fmt::print("Checking {} random cases (seed {}) on {}, against the float64 oracle.\n", options.cases, options.seed,
              engine);
-  if (device.kind == DeviceKind::cuda && options.cases > 0) create_layers(options, device);
+  const bool compiles = device.kind == DeviceKind::cuda && options.cases > 0 && !options.mla;
+  if (compiles) create_layers(options, device);
   Progress progress(options.cases);
   int64_t failed = 0;
   for (int64_t i = 0; i < options.cases; ++i) {
-    const Case random_case = draw_case(options.seed, options.first + i, device.kind);
-    if (options.verbose) fmt::print("{}: {}\n", random_case.index, describe(random_case));
-    if (const std::string wrong = failure_of(random_case, device); !wrong.empty()) {
+    const int64_t index = options.first + i;
+    if (options.verbose) fmt::print("{}: ", index);
+    const Checked checked = options.mla
+                                ? check_case(draw_mla_case(options.seed, index, device.kind), device, options.verbose)
+                                : check_case(draw_case(options.seed, index, device.kind), device, options.verbose);
+    if (!checked.wrong.empty()) {
       ++failed;
       progress.clear();
-      fmt::print("FAILED {}\n  {}\n  reproduce: qkv check --device {} --seed {} --first {} --cases 1 --verbose\n",
-                 wrong, describe(random_case), options.device, options.seed, random_case.index);
+      fmt::print("FAILED {}\n  {}\n  reproduce: qkv check{} --device {} --seed {} --first {} --cases 1 --verbose\n",
+                 checked.wrong, checked.description, options.mla ? " --mla" : "", options.device, options.seed, index);
     }
     if (progress.is_due(i + 1))
       progress.show(i + 1, fmt::format("{}/{} cases, {} failed", i + 1, options.cases, failed));
@@ -341,6 +360,7 @@ void add_check_command(CLI::App& app) {
   command->add_option("--seed", options->seed, "Cases are a function of seed and number")->capture_default_str();
   command->add_option("--first", options->first, "Number of the first case")->capture_default_str();
   command->add_option("--device", options->device, "Engine under test: cpu or cuda")->capture_default_str();
+  command->add_flag("--mla", options->mla, "MLA prefill: chunks of latent context against unchunked attention");
   command->add_flag("--verbose", options->verbose, "Print each case before it runs");
   command->footer(
       "Each case draws a layer, a cache layout, a mask and a batch; fills all memory that no request owns with NaN;\n"

@@ -3,10 +3,12 @@
 
 #include "qkv/attention.hpp"
 #include "qkv/batch.hpp"
+#include "qkv/context_chunks.hpp"
 #include "qkv/cuda.hpp"
 #include "qkv/device.hpp"
 #include "qkv/layer.hpp"
 #include "qkv/mask.hpp"
+#include "qkv/mla_prefill.hpp"
 #include "qkv/ops.hpp"
 #include "qkv/plan.hpp"
 #include "qkv/reference.hpp"
