@@ -168,10 +168,11 @@ void run(int argc, char** argv) {
   const qkv::Plan dense_plan = attention.plan(batch);
   const double dense_seconds =
       seconds_of([&] { attention.forward(query.tensor, key.tensor, value.tensor, dense_plan, out.tensor); }, wait);
+  // GFLOP/s of the multiply-adds that count: hidden pairs are none.
   const double pairs = static_cast<double>(num_new) * (context + 0.5 * (num_new + 1)) * heads;
-  std::printf("one dense call %.3f ms (%.1f TFLOP/s) + projection %.3f ms (%.1f TFLOP/s) = %.3f ms\n",
-              1e3 * dense_seconds, 2e-12 * pairs * (kNope + kRope + kValue) / dense_seconds, 1e3 * projection_seconds,
-              2e-12 * keys * kRank * heads * (kNope + kValue) / projection_seconds,
+  std::printf("one dense call %.3f ms (%.0f GFLOP/s) + projection %.3f ms (%.0f GFLOP/s) = %.3f ms\n",
+              1e3 * dense_seconds, 2e-9 * pairs * (kNope + kRope + kValue) / dense_seconds, 1e3 * projection_seconds,
+              2e-9 * keys * kRank * heads * (kNope + kValue) / projection_seconds,
               1e3 * (dense_seconds + projection_seconds));
 
   const std::vector<float> dense = out.first(num_new * heads * kValue);

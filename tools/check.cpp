@@ -282,12 +282,15 @@ void create_layers(const CheckOptions& options, Device device) {
     threads.emplace_back([&] {
       for (size_t i = next++; i < firsts.size(); i = next++) {
         try {
-          const Attention attention(draw_case(options.seed, firsts[i], device.kind).layer, device);
           for (int64_t c = firsts[i]; c < end && layer_number(c, device.kind) == layer_number(firsts[i], device.kind);
                ++c) {
-            const Case random_case = draw_case(options.seed, c, device.kind);
-            const CaseData data(random_case);
-            attention.plan(data.batch());
+            if (options.mla) {
+              prepare(draw_mla_case(options.seed, c, device.kind), device);
+            } else {
+              const Case random_case = draw_case(options.seed, c, device.kind);
+              const CaseData data(random_case);
+              Attention(random_case.layer, device).plan(data.batch());
+            }
           }
         } catch (const Error&) {  // the case itself will tell
         }
@@ -317,8 +320,7 @@ void run_check(const CheckOptions& options) {
                                  : "cuda:0";
   fmt::print("Checking {} random cases (seed {}) on {}, against the float64 oracle.\n", options.cases, options.seed,
              engine);
-  const bool compiles = device.kind == DeviceKind::cuda && options.cases > 0 && !options.mla;
-  if (compiles) create_layers(options, device);
+  if (device.kind == DeviceKind::cuda && options.cases > 0) create_layers(options, device);
   Progress progress(options.cases);
   int64_t failed = 0;
   for (int64_t i = 0; i < options.cases; ++i) {

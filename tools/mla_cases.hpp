@@ -21,6 +21,9 @@ struct MlaCase {
 MlaCase draw_mla_case(uint64_t seed, int64_t index, DeviceKind device = DeviceKind::cpu);
 std::string describe(const MlaCase& c);
 
+// Creates the layer and plans the batch: on a GPU, that compiles the kernels.
+void prepare(const MlaCase& c, Device device);
+
 // MlaPrefill::forward agrees with the float64 oracle on unchunked attention, reads and writes nothing that is not its
 // own, and with options.batch_invariant each request alone has the same bits. What is wrong, in one line, or nothing.
 std::string failure_of(const MlaCase& c, Device device = {});

@@ -273,6 +273,11 @@ class MlaRun {
 
 }  // namespace
 
+void prepare(const MlaCase& c, Device device) {
+  const CaseData data(c.attention);
+  MlaPrefill(c.spec(), device).plan(data.batch(), c.options);
+}
+
 std::string failure_of(const MlaCase& c, Device device) {
   try {
     return MlaRun(c, device).run();

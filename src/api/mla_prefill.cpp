@@ -1,5 +1,7 @@
 #include "qkv/mla_prefill.hpp"
 
+#include <algorithm>
+
 #include "api/engines.hpp"
 #include "api/mla_layers.hpp"
 #include "api/mla_plan.hpp"
@@ -156,7 +158,8 @@ void MlaPrefill::Impl::check_forward(const Tensor& query, const Tensor& new_late
   }
   check_given(workspace, "workspace", "contiguous memory of any dtype");
   check_device(workspace, "workspace", device);
-  check_writable_layout(workspace, "workspace");
+  check_contiguous(workspace, "workspace");
+  check_aligned(workspace, "workspace", 16);
   if (const int64_t bytes = workspace.num_elements() * size_bytes(workspace.dtype); bytes < plan.workspace_bytes) {
     refuse("workspace", fmt::format("{} bytes", bytes), fmt::format("at least {} bytes", plan.workspace_bytes));
   }

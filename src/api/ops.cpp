@@ -174,7 +174,6 @@ void gather_cache(const Tensor& pages, const Tensor& block_table, const Tensor& 
   const plan::Engine& engine = api::engine_of(device);
   engine.place(plan, stream);
   engine.gather(pages_of_heads, plan, rows_of_heads, stream);
-  engine.wait(stream);
 }
 
 }  // namespace qkv

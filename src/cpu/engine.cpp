@@ -194,7 +194,6 @@ class CpuEngine final : public plan::Engine {
   std::unique_ptr<plan::Projector> make_projector(const plan::ProjectionMatrix& matrix) const override {
     return std::make_unique<CpuProjector>(matrix);
   }
-  void wait(Stream) const override {}  // calls return when their work is done
   void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, Stream) const override {
     cpu::gather(pages, plan, rows);
   }

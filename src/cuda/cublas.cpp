@@ -53,12 +53,4 @@ const Cublas& cublas() {
   return opened;
 }
 
-jit::Probe probe_cublas() {
-  try {
-    return {true, cublas().path};
-  } catch (const std::exception& error) {
-    return {false, error.what()};
-  }
-}
-
 }  // namespace qkv::cuda

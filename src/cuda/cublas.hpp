@@ -39,7 +39,4 @@ struct Cublas {
 // Throws unavailable: where it was looked for, and what to install. The places are NVRTC's.
 const Cublas& cublas();
 
-// "…/libcublas.so.13", or why there is none. Never throws.
-jit::Probe probe_cublas();
-
 }  // namespace qkv::cuda

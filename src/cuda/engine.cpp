@@ -272,16 +272,15 @@ class CudaEngine final : public plan::Engine {
 
   void place(plan::GatherPlan& plan, Stream stream) const override {
     const CurrentDevice current(device_index_);
+    // What is gathered becomes states that are merged: both kernels are compiled now, not in the middle of a step.
+    for (const char* kernel : {"gather", "merge_states"}) {
+      jit::kernels().get(plain_source(kernel, device_facts(device_index_).arch));
+    }
     place_gather(plan, device_index_, handle_of(stream));
   }
 
   std::unique_ptr<plan::Projector> make_projector(const plan::ProjectionMatrix& matrix) const override {
     return cuda::make_projector(matrix, device_index_);
-  }
-
-  void wait(Stream stream) const override {
-    const CurrentDevice current(device_index_);
-    jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
   }
 
   void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, Stream stream) const override {

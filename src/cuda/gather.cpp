@@ -27,7 +27,8 @@ void place_gather(plan::GatherPlan& plan, int32_t device_index, jit::CUstream st
   const size_t page_start_at = upload.add(plan.page_start);
   const size_t first_offset_at = upload.add(plan.first_offset);
   const size_t row_start_at = upload.add(plan.row_start);
-  placed->arrays = upload.place(device_index, stream);
+  placed->arrays = DeviceBuffer::on_stream(device_index, upload.num_bytes(), stream);
+  upload.place(placed->arrays, stream);
   placed->params.page_numbers = placed->arrays.as<const int>(pages_at);
   placed->params.page_start = placed->arrays.as<const long long>(page_start_at);
   placed->params.first_offset = placed->arrays.as<const int>(first_offset_at);

@@ -15,6 +15,11 @@ void check(cublasStatus_t status, const char* call) {
   refuse(call, fmt::format("cuBLAS status {}", status), "status 0", ErrorCode::internal);
 }
 
+// Elements from row to row, for cuBLAS, which refuses less than a row. The stride of an axis of size 1 says nothing.
+int leading(const Tensor& rows) {
+  return static_cast<int>(rows.shape[0] == 1 ? rows.shape[rows.rank - 1] : rows.stride[0]);
+}
+
 // cuBLAS's handle of a device. It holds a stream and a workspace, so calls take turns.
 class Handle {
  public:
@@ -44,9 +49,8 @@ class Handle {
                                         static_cast<int>(out.shape[0]), static_cast<int>(matrix.depth()), &one, weights,
                                         type, static_cast<int>(matrix.weights.stride[0]),
                                         matrix.weights.stride[0] * (matrix.key_dim + matrix.value_dim), latents.data,
-                                        type, static_cast<int>(latents.stride[0]), 0, &zero, out.data, type,
-                                        static_cast<int>(out.stride[0]), out.stride[1], matrix.num_heads,
-                                        kCublasComputeF32, kCublasGemmDefault),
+                                        type, leading(latents), 0, &zero, out.data, type, leading(out), out.stride[1],
+                                        matrix.num_heads, kCublasComputeF32, kCublasGemmDefault),
           "cublasGemmStridedBatchedEx");
   }
 

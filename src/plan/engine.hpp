@@ -61,8 +61,6 @@ class Engine {
   // heads.
   virtual void place(GatherPlan& plan, Stream stream) const = 0;
   virtual std::unique_ptr<Projector> make_projector(const ProjectionMatrix& matrix) const = 0;
-  // Returns when the stream's work has run: before the memory of a single call's plan goes.
-  virtual void wait(Stream stream) const = 0;
   virtual void gather(const Tensor& pages, const GatherPlan& plan, const Tensor& rows, Stream stream) const = 0;
 };
 

@@ -284,6 +284,16 @@ TEST_F(Refusals, workspace_too_small_says_how_much_is_needed) {
     EXPECT_EQ(error.argument(), "workspace");
     EXPECT_NE(error.allowed().find(std::to_string(plan.workspace_bytes())), std::string::npos);
   }
+  workspace = OwnedTensor(DType::f32, {20000});
+  const Tensor memory = workspace.view();
+  for (const Tensor& wrong : {memory.slice(0, 1, 20000), Tensor::strided(memory.data, DType::f32, {10000}, {2})}) {
+    expect_refused(
+        [&] {
+          attention.forward(scene.query.view(), latents.view(), cache.view(), plan,
+                            matrix_projection(scene.spec, scene.matrix.view()), wrong, out.view());
+        },
+        ErrorCode::invalid_argument, "workspace");
+  }
   options.workspace_tokens = 4;
   expect_refused([&] { attention.plan(batch, options); }, ErrorCode::invalid_argument, "workspace_tokens");
 }
