@@ -53,7 +53,7 @@ State state_from_c(const qkv_state* state, const char* name) {
 
 // On failure the handle is NULL.
 template <class Handle, class Make>
-qkv_status create(Handle** handle, const char* name, const Make& make) noexcept {
+qkv_status create(Handle** handle, const char* name, const Make& make) {
   return guarded([&] {
     required(handle, name) = nullptr;
     *handle = new Handle{make()};

@@ -33,8 +33,8 @@ std::vector<int32_t> context_lens(const plan::PlanData& whole) {
 
 // Every new token is a key of its own.
 mla::RunBatch::Run run_of_new_tokens(const plan::PlanData& whole, std::vector<int32_t> starts) {
-  std::vector<int32_t> lengths;
-  for (int32_t r = 0; r < whole.num_requests; ++r) lengths.push_back(whole.seq_lens[r] - starts[r]);
+  std::vector<int32_t> lengths = whole.seq_lens;
+  for (int32_t r = 0; r < whole.num_requests; ++r) lengths[r] -= starts[r];
   return {0, whole.num_requests, whole.query_start_loc, std::move(starts), std::move(lengths)};
 }
 
