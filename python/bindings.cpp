@@ -63,4 +63,5 @@ NB_MODULE(_qkv, module) {
   qkv::python::bind_warmup(module);
   qkv::python::bind_attention(module);
   qkv::python::bind_ops(module);
+  qkv::python::bind_mla(module);
 }

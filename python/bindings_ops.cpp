@@ -93,6 +93,18 @@ void write_to_cache(const ArrayArgument& key, const ArrayArgument& value, const 
   cache_write(key_tensor.view, value_tensor.view, view.cache, slots.view, on);
 }
 
+void gather(const ArrayArgument& pages, const ArrayArgument& block_table, const ArrayArgument& starts,
+            const ArrayArgument& cu_seq_lens, const ArrayArgument& rows, const StreamArgument& stream) {
+  const HeldTensor pages_tensor = read_tensor(pages, "pages");
+  const HeldTensor table = read_tensor(block_table, "block_table");
+  const HeldTensor first = read_tensor(starts, "starts");
+  const HeldTensor sums = read_tensor(cu_seq_lens, "cu_seq_lens");
+  const HeldTensor rows_tensor = write_tensor(rows, "rows");
+  const Stream on = read_stream(stream, pages_tensor.view.device);
+  nb::gil_scoped_release released;
+  gather_cache(pages_tensor.view, table.view, first.view, sums.view, rows_tensor.view, on);
+}
+
 using NumpyDoubles = nb::ndarray<nb::numpy, double>;
 using OutAndLse = std::pair<NumpyDoubles, NumpyDoubles>;
 
@@ -160,6 +172,12 @@ void bind_ops(nb::module_& module) {
              nb::arg("slot_mapping"), nb::kw_only(), nb::arg("stream") = nb::none(),
              "Writes tokens to slots: see Attention.update_cache.\n\n"
              "slot_mapping: int64 [num_slots], page * page_size + offset; -1 = nowhere; a host array.\n"
+             "stream: as in Attention.");
+  module.def("gather_cache", &gather, nb::arg("pages"), nb::arg("block_table"), nb::arg("starts"),
+             nb::arg("cu_seq_lens"), nb::arg("rows"), nb::kw_only(), nb::arg("stream") = nb::none(),
+             "Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i.\n\n"
+             "pages: [num_pages, page_size, num_heads, head_dim], or of latents [num_pages, page_size, head_dim].\n"
+             "block_table, starts, cu_seq_lens: int32 host arrays. rows: like pages, without the axis of pages.\n"
              "stream: as in Attention.");
   module.def("reference_attention", &reference_paged, nb::arg("spec"), nb::arg("batch"), nb::arg("query"),
              nb::arg("cache"),

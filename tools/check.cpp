@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "case_data.hpp"
+#include "mla_cases.hpp"
 #include "progress.hpp"
 #include "qkv/attention.hpp"
 #include "qkv/device.hpp"
@@ -325,6 +326,7 @@ struct CheckOptions {
   uint64_t seed = 1;
   int64_t first = 0;
   std::string device = "cpu";
+  bool mla = false;
   bool verbose = false;
 };
 
@@ -349,12 +351,15 @@ void create_layers(const CheckOptions& options, Device device) {
     threads.emplace_back([&] {
       for (size_t i = next++; i < firsts.size(); i = next++) {
         try {
-          const Attention attention(draw_case(options.seed, firsts[i], device.kind).layer, device);
           for (int64_t c = firsts[i]; c < end && layer_number(c, device.kind) == layer_number(firsts[i], device.kind);
                ++c) {
-            const Case random_case = draw_case(options.seed, c, device.kind);
-            const CaseData data(random_case);
-            attention.plan(data.batch());
+            if (options.mla) {
+              prepare(draw_mla_case(options.seed, c, device.kind), device);
+            } else {
+              const Case random_case = draw_case(options.seed, c, device.kind);
+              const CaseData data(random_case);
+              Attention(random_case.layer, device).plan(data.batch());
+            }
           }
         } catch (const Error&) {  // the case itself will tell
         }
@@ -362,6 +367,19 @@ void create_layers(const CheckOptions& options, Device device) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+// A case's description, and what is wrong with it.
+struct Checked {
+  std::string description;
+  std::string wrong;
+};
+
+template <class AnyCase>
+Checked check_case(const AnyCase& random_case, Device device, bool verbose) {
+  std::string description = describe(random_case);
+  if (verbose) fmt::print("{}\n", description);
+  return {std::move(description), failure_of(random_case, device)};
 }
 
 void run_check(const CheckOptions& options) {
@@ -375,13 +393,16 @@ void run_check(const CheckOptions& options) {
   Progress progress(options.cases);
   int64_t failed = 0;
   for (int64_t i = 0; i < options.cases; ++i) {
-    const Case random_case = draw_case(options.seed, options.first + i, device.kind);
-    if (options.verbose) fmt::print("{}: {}\n", random_case.index, describe(random_case));
-    if (const std::string wrong = failure_of(random_case, device); !wrong.empty()) {
+    const int64_t index = options.first + i;
+    if (options.verbose) fmt::print("{}: ", index);
+    const Checked checked = options.mla
+                                ? check_case(draw_mla_case(options.seed, index, device.kind), device, options.verbose)
+                                : check_case(draw_case(options.seed, index, device.kind), device, options.verbose);
+    if (!checked.wrong.empty()) {
       ++failed;
       progress.clear();
-      fmt::print("FAILED {}\n  {}\n  reproduce: qkv check --device {} --seed {} --first {} --cases 1 --verbose\n",
-                 wrong, describe(random_case), options.device, options.seed, random_case.index);
+      fmt::print("FAILED {}\n  {}\n  reproduce: qkv check{} --device {} --seed {} --first {} --cases 1 --verbose\n",
+                 checked.wrong, checked.description, options.mla ? " --mla" : "", options.device, options.seed, index);
     }
     if (progress.is_due(i + 1))
       progress.show(i + 1, fmt::format("{}/{} cases, {} failed", i + 1, options.cases, failed));
@@ -410,6 +431,7 @@ void add_check_command(CLI::App& app) {
   command->add_option("--seed", options->seed, "Cases are a function of seed and number")->capture_default_str();
   command->add_option("--first", options->first, "Number of the first case")->capture_default_str();
   command->add_option("--device", options->device, "Engine under test: cpu or cuda")->capture_default_str();
+  command->add_flag("--mla", options->mla, "MLA prefill: chunks of latent context against unchunked attention");
   command->add_flag("--verbose", options->verbose, "Print each case before it runs");
   command->footer(
       "Each case draws a layer, a cache layout, a mask and a batch; fills all memory that no request owns with NaN;\n"

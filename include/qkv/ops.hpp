@@ -53,4 +53,12 @@ QKV_EXPORT void lse_from_lse2(const Tensor& lse);
 QKV_EXPORT void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping,
                             Stream stream = {});
 
+// Copies cached tokens to dense rows, bits kept: row cu_seq_lens[i] + t is token starts[i] + t of request i. Starts
+// need not be aligned to pages. Only the block table's entries for these tokens are read.
+//   pages [num_pages, page_size, num_heads, head_dim] or, of latents, [num_pages, page_size, head_dim]
+//   block_table i32 [num_requests, max_pages], starts i32 [num_requests], cu_seq_lens i32 [num_requests + 1]
+//   rows [>= cu_seq_lens[num_requests], num_heads, head_dim] or [>= …, head_dim], of the pages' dtype
+QKV_EXPORT void gather_cache(const Tensor& pages, const Tensor& block_table, const Tensor& starts,
+                             const Tensor& cu_seq_lens, const Tensor& rows, Stream stream = {});
+
 }  // namespace qkv

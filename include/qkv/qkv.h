@@ -270,6 +270,115 @@ QKV_EXPORT qkv_status qkv_lse_from_lse2(const qkv_tensor* lse);
 QKV_EXPORT qkv_status qkv_cache_write(const qkv_tensor* key, const qkv_tensor* value, const qkv_kv_cache* cache,
                                       const qkv_tensor* slot_mapping, qkv_stream stream);
 
+// Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i. As in ops.hpp.
+QKV_EXPORT qkv_status qkv_gather_cache(const qkv_tensor* pages, const qkv_tensor* block_table, const qkv_tensor* starts,
+                                       const qkv_tensor* cu_seq_lens, const qkv_tensor* rows, qkv_stream stream);
+
+// --- prefill of multi-head latent attention: as in mla_prefill.hpp and context_chunks.hpp ---------------------------
+
+typedef struct qkv_mla_spec {
+  size_t struct_size;
+  int32_t num_heads;
+  int32_t qk_nope_head_dim;
+  int32_t qk_rope_head_dim;
+  int32_t v_head_dim;
+  int32_t kv_lora_rank;
+  qkv_dtype dtype;
+  int32_t page_size;         // of the latent cache
+  int32_t has_output_dtype;  // 0: dtype
+  qkv_dtype output_dtype;
+  const char* mask;   // NULL: causal
+  int32_t has_scale;  // 0: 1 / sqrt(qk_nope_head_dim + qk_rope_head_dim)
+  float scale;
+  float softcap;       // 0 = off
+  const float* sinks;  // [num_sinks]
+  int64_t num_sinks;   // num_heads; 0 = none
+} qkv_mla_spec;
+
+QKV_EXPORT void qkv_mla_spec_init(qkv_mla_spec* spec, size_t struct_size);
+// A reason a line, as qkv_explain.
+QKV_EXPORT qkv_status qkv_mla_explain(const qkv_mla_spec* spec, qkv_device device, char* text, size_t capacity,
+                                      size_t* needed);
+
+typedef struct qkv_context_chunk_options {
+  size_t struct_size;
+  int32_t workspace_tokens;
+  int32_t page_size;
+  int32_t num_ranks;        // 0 = 1
+  int32_t interleave_size;  // 0 = 1
+  int32_t batch_invariant;
+} qkv_context_chunk_options;
+
+QKV_EXPORT void qkv_context_chunk_options_init(qkv_context_chunk_options* options, size_t struct_size);
+QKV_EXPORT qkv_status qkv_default_workspace_tokens(const qkv_context_chunk_options* options, int64_t max_model_len,
+                                                   int64_t max_num_requests, int32_t* workspace_tokens);
+
+// A chunk of a plan, which owns the arrays. Those of ranks are NULL with one rank.
+typedef struct qkv_context_chunk {
+  int32_t index;
+  int32_t request_begin, request_end;
+  int32_t token_begin, token_end;
+  int32_t is_continuation;
+  int32_t continuation_token_end;
+  int32_t num_context_tokens;
+  int32_t max_query_len;
+  int32_t max_seq_len;
+  const int32_t* query_start_loc;           // [num_requests + 1]
+  const int32_t* cu_seq_lens;               // [num_requests + 1]
+  const int32_t* starts;                    // [num_requests]
+  const int32_t* seq_lens;                  // [num_requests]
+  const int32_t* token_to_seq;              // [num_context_tokens]
+  const int32_t* local_seq_lens;            // [num_requests, num_ranks]
+  const int32_t* padded_local_seq_lens;     // [num_requests]
+  const int32_t* padded_local_cu_seq_lens;  // [num_requests + 1]
+  const int32_t* local_starts;              // [num_requests]
+  const int32_t* all_gathered_rows;         // [num_context_tokens]
+} qkv_context_chunk;
+
+typedef struct qkv_mla_prefill qkv_mla_prefill;
+typedef struct qkv_mla_plan qkv_mla_plan;
+typedef struct qkv_projection qkv_projection;
+
+// Fills key_nope and value from latents, on the stream; a result other than 0 fails the call that asked for it.
+typedef int32_t (*qkv_project)(void* context, const qkv_tensor* latents, const qkv_tensor* key_nope,
+                               const qkv_tensor* value, qkv_stream stream);
+
+// By a matrix, which must stay where it is, or by the caller's own function. On failure *projection is NULL.
+QKV_EXPORT qkv_status qkv_matrix_projection_create(const qkv_mla_spec* spec, const qkv_tensor* kv_b_proj,
+                                                   qkv_projection** projection);
+QKV_EXPORT qkv_status qkv_projection_create(qkv_project project, void* context, qkv_projection** projection);
+QKV_EXPORT void qkv_projection_destroy(qkv_projection* projection);  // NULL is fine
+
+// One may serve several threads and micro-batches at once: what changes from call to call lies in plans and tensors.
+QKV_EXPORT qkv_status qkv_mla_prefill_create(const qkv_mla_spec* spec, qkv_device device, qkv_mla_prefill** prefill);
+QKV_EXPORT void qkv_mla_prefill_destroy(qkv_mla_prefill* prefill);  // NULL is fine
+QKV_EXPORT qkv_status qkv_mla_prefill_workspace_bytes(const qkv_mla_prefill* prefill, int64_t max_new_tokens,
+                                                      int64_t workspace_tokens, int64_t* bytes);
+
+QKV_EXPORT qkv_status qkv_mla_prefill_plan(const qkv_mla_prefill* prefill, const qkv_batch* batch,
+                                           const qkv_context_chunk_options* options, qkv_mla_plan** plan,
+                                           qkv_stream stream);
+QKV_EXPORT void qkv_mla_plan_destroy(qkv_mla_plan* plan);  // NULL is fine
+QKV_EXPORT qkv_status qkv_mla_plan_num_tokens(const qkv_mla_plan* plan, int64_t* num_tokens);
+QKV_EXPORT qkv_status qkv_mla_plan_num_chunks(const qkv_mla_plan* plan, int32_t* num_chunks);
+QKV_EXPORT qkv_status qkv_mla_plan_chunk(const qkv_mla_plan* plan, int32_t index, qkv_context_chunk* chunk);
+QKV_EXPORT qkv_status qkv_mla_plan_workspace_bytes(const qkv_mla_plan* plan, int64_t* bytes);
+
+QKV_EXPORT qkv_status qkv_mla_run_new_tokens(const qkv_mla_prefill* prefill, const qkv_tensor* query,
+                                             const qkv_tensor* key, const qkv_tensor* value, const qkv_mla_plan* plan,
+                                             const qkv_tensor* out, const qkv_tensor* lse, qkv_stream stream);
+QKV_EXPORT qkv_status qkv_mla_run_context_chunk(const qkv_mla_prefill* prefill, int32_t chunk, const qkv_tensor* query,
+                                                const qkv_tensor* key, const qkv_tensor* value,
+                                                const qkv_mla_plan* plan, const qkv_tensor* out, const qkv_tensor* lse,
+                                                qkv_stream stream);
+QKV_EXPORT qkv_status qkv_mla_merge_context(const qkv_mla_prefill* prefill, const qkv_state* context,
+                                            const qkv_state* new_tokens, const qkv_mla_plan* plan, qkv_stream stream);
+QKV_EXPORT qkv_status qkv_mla_forward(const qkv_mla_prefill* prefill, const qkv_tensor* query,
+                                      const qkv_tensor* new_latents, const qkv_tensor* latent_cache,
+                                      const qkv_mla_plan* plan, const qkv_projection* projection,
+                                      const qkv_tensor* workspace, const qkv_tensor* out, const qkv_tensor* lse,
+                                      qkv_stream stream);
+
 // --- the library ----------------------------------------------------------------------------------------------------
 
 QKV_EXPORT const char* qkv_version(void);

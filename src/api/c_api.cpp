@@ -46,53 +46,10 @@ qkv_status keep_out_of_memory() noexcept {
   return last.status;
 }
 
-// Inside a catch block: the status of what was caught.
-qkv_status keep_current_exception() noexcept {
-  try {
-    try {
-      throw;
-    } catch (const Error& error) {
-      return keep(to_c(error.code()), error);
-    } catch (const std::bad_alloc&) {
-      return keep_out_of_memory();
-    } catch (const std::exception& error) {
-      return keep(QKV_INTERNAL, Error(ErrorCode::internal, "qkv", error.what(), "no such exception: please report it"));
-    } catch (...) {
-      return keep(QKV_INTERNAL, Error(ErrorCode::internal, "qkv", "an exception of unknown type",
-                                      "exceptions of the library only: does the host's parallel_for throw?"));
-    }
-  } catch (...) {
-    return keep_out_of_memory();
-  }
-}
-
-template <class Call>
-qkv_status guarded(const Call& call) noexcept {
-  try {
-    call();
-    return QKV_OK;
-  } catch (...) {
-    return keep_current_exception();
-  }
-}
-
 // What part of the last error is said where there is no memory to say it.
 const char* part(const std::string LastError::*member, const char* without_memory) {
   const LastError& last = last_error();
   return last.status == QKV_OUT_OF_MEMORY ? without_memory : (last.*member).c_str();
-}
-
-void copy_text(const std::string& source, char* text, size_t capacity, size_t* needed) {
-  if (capacity != 0) {
-    required(text, "text");
-    size_t length = std::min(source.size(), capacity - 1);
-    // Never half a UTF-8 character: names and values in a message may be the caller's own.
-    const auto continues = [&](size_t at) { return (static_cast<unsigned char>(source[at]) & 0xC0) == 0x80; };
-    while (length > 0 && length < source.size() && continues(length)) --length;
-    std::copy_n(source.data(), length, text);
-    text[length] = '\0';
-  }
-  if (needed != nullptr) *needed = source.size() + 1;
 }
 
 template <class Handle, class Value>
@@ -121,6 +78,42 @@ void copy_operands(std::initializer_list<OperandCopy> operands, int64_t num_toke
 void call_body(void* body, int64_t i) { (*static_cast<const std::function<void(int64_t)>*>(body))(i); }
 
 }  // namespace
+
+namespace qkv::api {
+
+qkv_status keep_current_exception() noexcept {
+  try {
+    try {
+      throw;
+    } catch (const Error& error) {
+      return keep(to_c(error.code()), error);
+    } catch (const std::bad_alloc&) {
+      return keep_out_of_memory();
+    } catch (const std::exception& error) {
+      return keep(QKV_INTERNAL, Error(ErrorCode::internal, "qkv", error.what(), "no such exception: please report it"));
+    } catch (...) {
+      return keep(QKV_INTERNAL, Error(ErrorCode::internal, "qkv", "an exception of unknown type",
+                                      "exceptions of the library only: does the host's parallel_for throw?"));
+    }
+  } catch (...) {
+    return keep_out_of_memory();
+  }
+}
+
+void copy_text(const std::string& source, char* text, size_t capacity, size_t* needed) {
+  if (capacity != 0) {
+    required(text, "text");
+    size_t length = std::min(source.size(), capacity - 1);
+    // Never half a UTF-8 character: names and values in a message may be the caller's own.
+    const auto continues = [&](size_t at) { return (static_cast<unsigned char>(source[at]) & 0xC0) == 0x80; };
+    while (length > 0 && length < source.size() && continues(length)) --length;
+    std::copy_n(source.data(), length, text);
+    text[length] = '\0';
+  }
+  if (needed != nullptr) *needed = source.size() + 1;
+}
+
+}  // namespace qkv::api
 
 // --- status ---
 

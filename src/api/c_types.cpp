@@ -135,6 +135,35 @@ LayerSpec from_c(const qkv_layer_spec* spec) {
   return layer;
 }
 
+MlaSpec from_c(const qkv_mla_spec* spec) {
+  const auto given = read_sized(spec, offsetof(qkv_mla_spec, has_output_dtype), "spec");
+  MlaSpec layer;
+  layer.num_heads = given.num_heads;
+  layer.qk_nope_head_dim = given.qk_nope_head_dim;
+  layer.qk_rope_head_dim = given.qk_rope_head_dim;
+  layer.v_head_dim = given.v_head_dim;
+  layer.kv_lora_rank = given.kv_lora_rank;
+  layer.dtype = dtype_from_c(given.dtype, "dtype");
+  layer.cache = CacheSpec{given.page_size};
+  if (is_set(given.has_output_dtype)) layer.output_dtype = dtype_from_c(given.output_dtype, "output_dtype");
+  if (given.mask != nullptr) layer.mask = mask_from_c(given.mask);
+  if (is_set(given.has_scale)) layer.scale = given.scale;
+  layer.softcap = given.softcap;
+  layer.sinks = copy_array(given.sinks, given.num_sinks, "sinks");
+  return layer;
+}
+
+ContextChunkOptions from_c(const qkv_context_chunk_options* options) {
+  const auto given = read_sized(options, offsetof(qkv_context_chunk_options, num_ranks), "options");
+  ContextChunkOptions result;
+  result.workspace_tokens = given.workspace_tokens;
+  result.page_size = given.page_size;
+  if (given.num_ranks != 0) result.num_ranks = given.num_ranks;
+  if (given.interleave_size != 0) result.interleave_size = given.interleave_size;
+  result.batch_invariant = is_set(given.batch_invariant);
+  return result;
+}
+
 Batch from_c(const qkv_batch* batch) {
   const auto given = read_sized(batch, offsetof(qkv_batch, block_table), "batch");
   Batch result;

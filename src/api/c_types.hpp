@@ -8,12 +8,30 @@
 #include <vector>
 
 #include "core/checks.hpp"
+#include "qkv/mla_prefill.hpp"
 #include "qkv/ops.hpp"
 #include "qkv/qkv.h"
 
 namespace qkv::api {
 
 qkv_status to_c(ErrorCode code);
+
+// Inside a catch block: keeps what was caught as the thread's last error, and returns its status.
+qkv_status keep_current_exception() noexcept;
+
+// The status of a call that may throw: nothing is thrown across the boundary.
+template <class Call>
+qkv_status guarded(const Call& call) noexcept {
+  try {
+    call();
+    return QKV_OK;
+  } catch (...) {
+    return keep_current_exception();
+  }
+}
+
+// Into a buffer of the caller's, as qkv.h says.
+void copy_text(const std::string& source, char* text, size_t capacity, size_t* needed);
 
 // The object behind a pointer that must be given.
 template <class T>
@@ -76,6 +94,8 @@ Mask mask_from_c(const char* text);
 LayerSpec from_c(const qkv_layer_spec* spec);
 Batch from_c(const qkv_batch* batch);
 VarlenArguments from_c(const qkv_varlen_arguments* arguments);
+MlaSpec from_c(const qkv_mla_spec* spec);
+ContextChunkOptions from_c(const qkv_context_chunk_options* options);
 std::vector<State> from_c(const qkv_state* states, int64_t num_states);
 std::vector<PrefixLmSpan> from_c(const qkv_prefix_lm_span* spans, int64_t num_spans);
 

@@ -8,6 +8,7 @@
 #include "core/checks.hpp"
 #include "core/float8.hpp"
 #include "plan/builder.hpp"
+#include "plan/gather.hpp"
 
 namespace qkv {
 namespace {
@@ -70,6 +71,30 @@ LayerSpec layer_of(const VarlenArguments& arguments) {
   }
   if (arguments.sinks.is_given()) layer.sinks = read_per_head(arguments.sinks, "sinks");
   return layer;
+}
+
+std::vector<int32_t> read_host_lengths(const Tensor& tensor, const char* name, const char* axes) {
+  check_rank(tensor, name, 1, axes);
+  check_dtype(tensor, name, DType::i32);
+  check_host(tensor, name);
+  std::vector<int32_t> values;
+  for (int64_t i = 0; i < tensor.shape[0]; ++i) {
+    const int32_t value = static_cast<const int32_t*>(tensor.data)[i * tensor.stride[0]];
+    if (value < 0) refuse(fmt::format("{}[{}]", name, i), value, "0 or more");
+    values.push_back(value);
+  }
+  return values;
+}
+
+// Rows of latents have one head.
+Tensor with_head_axis(Tensor tensor, int32_t rank) {
+  if (tensor.rank != rank - 1) return tensor;
+  tensor.shape[rank - 1] = tensor.shape[rank - 2];
+  tensor.stride[rank - 1] = tensor.stride[rank - 2];
+  tensor.shape[rank - 2] = 1;
+  tensor.stride[rank - 2] = tensor.shape[rank - 1];
+  tensor.rank = rank;
+  return tensor;
 }
 
 }  // namespace
@@ -146,6 +171,35 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, c
   api::check_cache_slots(layer, cache, plan::check_slots(slots));
   api::check_new_tokens(device, key, value, cache, static_cast<int64_t>(slots.size()));
   api::engine_of(device).cache_write(key, value, cache, scales, slots, stream);
+}
+
+void gather_cache(const Tensor& pages, const Tensor& block_table, const Tensor& starts, const Tensor& cu_seq_lens,
+                  const Tensor& rows, Stream stream) {
+  const Tensor pages_of_heads = with_head_axis(pages, 4);
+  check_rank(pages_of_heads, "pages", 4, "[num_pages, page_size, num_heads, head_dim], or without num_heads");
+  const std::vector<int32_t> first = read_host_lengths(starts, "starts", "[num_requests]");
+  const std::vector<int32_t> sums = read_host_lengths(cu_seq_lens, "cu_seq_lens", "[num_requests + 1]");
+  check_extent(cu_seq_lens, "cu_seq_lens", 0, starts.shape[0] + 1, "one more than starts");
+  if (sums[0] != 0) refuse("cu_seq_lens[0]", sums[0], "0");
+  std::vector<int32_t> lengths;
+  for (size_t i = 0; i < first.size(); ++i) {
+    if (sums[i + 1] < sums[i]) {
+      refuse(fmt::format("cu_seq_lens[{}]", i + 1), sums[i + 1],
+             fmt::format("at least cu_seq_lens[{}] = {}: prefix sums never decrease", i, sums[i]));
+    }
+    lengths.push_back(sums[i + 1] - sums[i]);
+  }
+  check_rank(block_table, "block_table", 2, "[num_requests, max_pages]");
+  check_extent(block_table, "block_table", 0, starts.shape[0], "num_requests");
+  if (pages_of_heads.shape[1] < 1) refuse("pages", pages.describe(), "pages of at least 1 token");
+  const auto page_size = static_cast<int32_t>(pages_of_heads.shape[1]);
+  plan::GatherPlan plan = plan::build_gather(block_table, 0, first, lengths, page_size);
+  const Tensor rows_of_heads = with_head_axis(rows, 3);
+  const Device device = pages.device;
+  api::check_gather(device, pages_of_heads, plan.max_page, rows_of_heads, plan.num_rows());
+  const plan::Engine& engine = api::engine_of(device);
+  engine.place(plan, stream);
+  engine.gather(pages_of_heads, plan, rows_of_heads, stream);
 }
 
 }  // namespace qkv

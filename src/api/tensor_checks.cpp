@@ -197,6 +197,24 @@ void check_out_scale(const Tensor& out, const Tensor& out_scale) {
   if (out.device.kind == DeviceKind::cpu) check_scale_values(out_scale, "out_scale");
 }
 
+void check_gather(Device device, const Tensor& pages, int32_t max_page, const Tensor& rows, int64_t num_rows) {
+  check_float16_or_32(pages, "pages");  // of what the cache holds, the one place that says what can be gathered
+  check_device(pages, "pages", device);
+  check_last_axis_contiguous(pages, "pages");
+  check_rank(rows, "rows", 3, kTokensAxes);
+  check_dtype(rows, "rows", pages.dtype);
+  check_device(rows, "rows", device);
+  check_last_axis_contiguous(rows, "rows");
+  check_writable_layout(rows, "rows");
+  check_extent_at_least(rows, "rows", 0, num_rows, "one row a token");
+  check_extent(rows, "rows", 1, pages.shape[2], "num_heads of pages");
+  check_extent(rows, "rows", 2, pages.shape[3], "head_dim of pages");
+  if (max_page >= pages.shape[0]) {
+    refuse("block_table", fmt::format("page {}", max_page),
+           fmt::format("page numbers below {}, the cache's num_pages", pages.shape[0]), ErrorCode::mismatch);
+  }
+}
+
 void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::PlanData& plan) {
   const LayerSpec& made_for = plan.layer;
   const auto page_size = [](const LayerSpec& spec) { return spec.cache ? spec.cache->page_size : 0; };

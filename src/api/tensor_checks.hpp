@@ -27,4 +27,7 @@ void check_out_scale(const Tensor& out, const Tensor& out_scale);
 void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::PlanData& plan);
 void check_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale);
 
+// Pages [num_pages, page_size, num_heads, head_dim] with pages up to max_page, and rows for num_rows of their tokens.
+void check_gather(Device device, const Tensor& pages, int32_t max_page, const Tensor& rows, int64_t num_rows);
+
 }  // namespace qkv::api

@@ -44,6 +44,17 @@ void check_float16_or_32(const Tensor& tensor, const char* name) {
   }
 }
 
+void check_contiguous(const Tensor& tensor, const char* name) {
+  int64_t step = 1;
+  for (int32_t axis = tensor.rank - 1; axis >= 0; --axis) {
+    if (tensor.shape[axis] > 1 && tensor.stride[axis] != step) {
+      refuse(name, fmt::format("{} with a stride of {} on axis {}", tensor.describe(), tensor.stride[axis], axis),
+             fmt::format("a row-major tensor without gaps: stride {}", step));
+    }
+    step *= tensor.shape[axis];
+  }
+}
+
 void check_last_axis_contiguous(const Tensor& tensor, const char* name) {
   const int32_t last = tensor.rank - 1;
   if (tensor.shape[last] > 1 && tensor.stride[last] != 1) {

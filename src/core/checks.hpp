@@ -26,6 +26,8 @@ void check_extent_at_least(const Tensor& tensor, const char* name, int32_t axis,
 void check_dtype(const Tensor& tensor, const char* name, DType dtype);
 void check_float16_or_32(const Tensor& tensor, const char* name);
 void check_last_axis_contiguous(const Tensor& tensor, const char* name);
+// Row-major without gaps.
+void check_contiguous(const Tensor& tensor, const char* name);
 void check_host(const Tensor& tensor, const char* name);
 void check_device(const Tensor& tensor, const char* name, Device device);
 // Rows that kernels read with wide loads: address and strides (of axes longer than 1, the last apart) are multiples.

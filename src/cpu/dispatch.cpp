@@ -10,22 +10,27 @@
 
 namespace qkv::cpu {
 
-// What forward_many_rows.cpp and forward_few_rows.cpp leave in the namespace of each of Highway's targets.
+// What forward_many_rows.cpp, forward_few_rows.cpp and project_rows.cpp leave in the namespace of each of Highway's
+// targets.
 namespace N_AVX3 {
 void forward_many_rows(const ForwardTask& task);
 void forward_few_rows(const ForwardTask& task);
+void project_rows(const ProjectTask& task);
 }  // namespace N_AVX3
 namespace N_AVX2 {
 void forward_many_rows(const ForwardTask& task);
 void forward_few_rows(const ForwardTask& task);
+void project_rows(const ProjectTask& task);
 }  // namespace N_AVX2
 namespace N_SSE4 {
 void forward_many_rows(const ForwardTask& task);
 void forward_few_rows(const ForwardTask& task);
+void project_rows(const ProjectTask& task);
 }  // namespace N_SSE4
 namespace N_NEON {
 void forward_many_rows(const ForwardTask& task);
 void forward_few_rows(const ForwardTask& task);
+void project_rows(const ProjectTask& task);
 }  // namespace N_NEON
 
 namespace {
@@ -38,18 +43,18 @@ struct Variant {
 // Best first. A kernel of its own (AMX tiles, say) is a line here, before the instruction set that it extends.
 constexpr Variant kVariants[] = {
 #if HWY_TARGETS & HWY_AVX3
-    {HWY_AVX3, {"avx512", N_AVX3::forward_many_rows, N_AVX3::forward_few_rows}},
+    {HWY_AVX3, {"avx512", N_AVX3::forward_many_rows, N_AVX3::forward_few_rows, N_AVX3::project_rows}},
 #endif
 #if HWY_TARGETS & HWY_AVX2
-    {HWY_AVX2, {"avx2", N_AVX2::forward_many_rows, N_AVX2::forward_few_rows}},
+    {HWY_AVX2, {"avx2", N_AVX2::forward_many_rows, N_AVX2::forward_few_rows, N_AVX2::project_rows}},
 #endif
 #if HWY_TARGETS & HWY_SSE4
-    {HWY_SSE4, {"sse4", N_SSE4::forward_many_rows, N_SSE4::forward_few_rows}},
+    {HWY_SSE4, {"sse4", N_SSE4::forward_many_rows, N_SSE4::forward_few_rows, N_SSE4::project_rows}},
 #endif
 #if HWY_TARGETS & HWY_NEON
-    {HWY_NEON, {"neon", N_NEON::forward_many_rows, N_NEON::forward_few_rows}},
+    {HWY_NEON, {"neon", N_NEON::forward_many_rows, N_NEON::forward_few_rows, N_NEON::project_rows}},
 #endif
-    {0, {"plain", forward_plain, forward_plain}},
+    {0, {"plain", forward_plain, forward_plain, project_plain}},
 };
 
 std::vector<ForwardKernels> detect() {

@@ -5,8 +5,10 @@
 
 #include "core/scale_layout.hpp"
 #include "cpu/cache_write.hpp"
+#include "cpu/gather.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/merge.hpp"
+#include "cpu/projection.hpp"
 #include "cpu/threads.hpp"
 
 namespace qkv::cpu {
@@ -179,6 +181,15 @@ class CpuLayer final : public plan::LayerEngine {
   index::CutRules cut_rules_;
 };
 
+class CpuProjector final : public plan::Projector {
+ public:
+  explicit CpuProjector(const plan::ProjectionMatrix& matrix) : matrix_(matrix) {}
+  void project(const plan::ProjectionTensors& tensors, Stream) const override { cpu::project(matrix_, tensors); }
+
+ private:
+  plan::ProjectionMatrix matrix_;
+};
+
 class CpuEngine final : public plan::Engine {
  public:
   std::unique_ptr<plan::LayerEngine> make_layer(const LayerSpec& layer) const override {
@@ -191,6 +202,13 @@ class CpuEngine final : public plan::Engine {
   void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale,
                     Stream) const override {
     cpu::merge_states(states, out, lse, out_scale);
+  }
+  void place(plan::GatherPlan&, Stream) const override {}  // read where it is
+  std::unique_ptr<plan::Projector> make_projector(const plan::ProjectionMatrix& matrix) const override {
+    return std::make_unique<CpuProjector>(matrix);
+  }
+  void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, Stream) const override {
+    cpu::gather(pages, plan, rows);
   }
 };
 

@@ -89,6 +89,21 @@ struct ForwardTask {
   int32_t q_pos_begin() const { return query_begin + mask_input->kv_len - mask_input->q_len; }
 };
 
+// out = rows · matrixᵀ, sums in f32. Strides in bytes; rows of all three are contiguous and of one dtype.
+struct ProjectTask {
+  DType dtype = DType::f32;  // f32, f16, bf16
+  int32_t num_rows = 0;
+  int32_t depth = 0;
+  int32_t num_columns = 0;
+  const std::byte* rows = nullptr;  // [num_rows, depth]
+  int64_t row_stride = 0;
+  const std::byte* matrix = nullptr;  // [num_columns, depth]
+  int64_t column_stride = 0;
+  std::byte* out = nullptr;  // [num_rows, num_columns]
+  int64_t out_stride = 0;
+};
+
+using ProjectKernel = void (*)(const ProjectTask& task);
 using ForwardKernel = void (*)(const ForwardTask& task);
 
 // The kernels of one instruction set. Bits of a row depend on the row's own numbers and on which of the two kernels
@@ -97,10 +112,12 @@ struct ForwardKernels {
   std::string_view name;    // "avx2", "avx512", …
   ForwardKernel many_rows;  // tiles of packed rows: prefill
   ForwardKernel few_rows;   // a row group at a time straight from the cache: decode
+  ProjectKernel project_rows;
 };
 
 // The plain definition on a task: what both kernels must equal within rounding.
 void forward_plain(const ForwardTask& task);
+void project_plain(const ProjectTask& task);
 
 // Those compiled in that this CPU has, best first; the last is the plain definition.
 std::span<const ForwardKernels> all_forward_kernels();

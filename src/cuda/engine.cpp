@@ -10,12 +10,14 @@
 #include "cuda/forward_sm80.hpp"
 #include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/forward_sm90_many_rows.hpp"
+#include "cuda/gather.hpp"
 #include "cuda/index_check.hpp"
 #include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/placed_plan.hpp"
 #include "cuda/select.hpp"
+#include "cuda/projection.hpp"
 #include "jit/driver.hpp"
 #include "jit/module.hpp"
 
@@ -287,6 +289,25 @@ class CudaEngine final : public plan::Engine {
     }
     launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, {&params}, handle_of(stream));
     if (many.address() != 0) jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
+  }
+
+  void place(plan::GatherPlan& plan, Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    // What is gathered becomes states that are merged: both kernels are compiled now, not in the middle of a step.
+    for (const char* kernel : {"gather", "merge_states"}) {
+      jit::kernels().get(plain_source(kernel, device_facts(device_index_).arch));
+    }
+    place_gather(plan, device_index_, handle_of(stream));
+  }
+
+  std::unique_ptr<plan::Projector> make_projector(const plan::ProjectionMatrix& matrix) const override {
+    return cuda::make_projector(matrix, device_index_);
+  }
+
+  void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    const jit::Kernel& kernel = jit::kernels().get(plain_source("gather", device_facts(device_index_).arch));
+    cuda::gather(kernel, pages, plan, rows, handle_of(stream));
   }
 
  private:

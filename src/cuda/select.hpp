@@ -42,7 +42,7 @@ ForwardKey forward_key(const LayerSpec& layer, const DeviceFacts& facts, const L
 std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceFacts& facts,
                                            const RequestBounds& bounds);
 
-// Of the calls that belong to no layer: merge_states, cache_write.
+// Of the calls that belong to no layer: merge_states, cache_write, gather_cache.
 std::vector<jit::Source> operation_sources(const DeviceFacts& facts);
 
 }  // namespace qkv::cuda

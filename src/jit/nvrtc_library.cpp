@@ -80,20 +80,22 @@ std::optional<Nvrtc> open_in(const SearchPlace& place, std::string& reasons) {
 }
 
 // Where NVIDIA's wheels put it: the first since CUDA 13, the second before.
-void add_wheels(const fs::path& site_packages, const std::string& origin, std::vector<SearchPlace>& places) {
-  for (const char* wheel : {"nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"}) {
+void add_wheels(const fs::path& site_packages, const std::string& own_wheel, const std::string& origin,
+                std::vector<SearchPlace>& places) {
+  for (const std::string& wheel : {std::string("nvidia/cu13/lib"), own_wheel}) {
     places.push_back({(site_packages / wheel).string(), origin});
   }
 }
 
-void add_python_environment(const fs::path& root, const std::string& origin, std::vector<SearchPlace>& places) {
+void add_python_environment(const fs::path& root, const std::string& own_wheel, const std::string& origin,
+                            std::vector<SearchPlace>& places) {
   std::vector<fs::path> pythons;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(root / "lib", ignored)) {
     if (entry.path().filename().string().starts_with("python3")) pythons.push_back(entry.path());
   }
   std::sort(pythons.begin(), pythons.end());
-  for (const auto& python : pythons) add_wheels(python / "site-packages", origin, places);
+  for (const auto& python : pythons) add_wheels(python / "site-packages", own_wheel, origin, places);
 }
 
 }  // namespace
@@ -104,7 +106,7 @@ Surroundings surroundings() {
           fs::current_path(ignored).string()};
 }
 
-std::vector<SearchPlace> search_places(const Surroundings& around) {
+std::vector<SearchPlace> search_places(const Surroundings& around, const std::string& own_wheel) {
   std::vector<SearchPlace> places = {{"", "the loader's search"}};
   if (around.cuda_home) {
     for (const char* lib : {"lib64", "lib"}) places.push_back({fs::path(*around.cuda_home) / lib, "CUDA_HOME"});
@@ -113,11 +115,11 @@ std::vector<SearchPlace> search_places(const Surroundings& around) {
   // qkv as a Python package: site-packages/qkv/<this>, beside site-packages/nvidia.
   const fs::path beside = fs::path(around.own_folder).parent_path();
   if (beside.filename() == "site-packages" || beside.filename() == "dist-packages") {
-    add_wheels(beside, "beside the qkv package", places);
+    add_wheels(beside, own_wheel, "beside the qkv package", places);
   }
-  if (around.virtual_env) add_python_environment(*around.virtual_env, "VIRTUAL_ENV", places);
+  if (around.virtual_env) add_python_environment(*around.virtual_env, own_wheel, "VIRTUAL_ENV", places);
   if (!around.working_folder.empty()) {
-    add_python_environment(fs::path(around.working_folder) / ".venv", ".venv of the working folder", places);
+    add_python_environment(fs::path(around.working_folder) / ".venv", own_wheel, ".venv of the working folder", places);
   }
   return places;
 }

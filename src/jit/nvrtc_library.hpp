@@ -32,7 +32,9 @@ struct SearchPlace {
   std::string folder;
   std::string origin;
 };
-std::vector<SearchPlace> search_places(const Surroundings& around);
+// own_wheel: where NVIDIA's wheel of the library alone puts it; since CUDA 13, all wheels share a folder.
+std::vector<SearchPlace> search_places(const Surroundings& around,
+                                       const std::string& own_wheel = "nvidia/cuda_nvrtc/lib");
 
 // 12.3 or later: the first that knows sm_90a and C++20 in full.
 bool is_supported_version(int major, int minor);

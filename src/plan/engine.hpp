@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "core/index/split.hpp"
+#include "plan/gather.hpp"
 #include "plan/plan_data.hpp"
+#include "plan/projection.hpp"
 #include "qkv/attention.hpp"
 #include "qkv/ops.hpp"
 
@@ -40,6 +42,13 @@ class LayerEngine {
                             Stream stream) const = 0;
 };
 
+// A matrix and what an engine needs to multiply by it. Safe to use from several threads.
+class Projector {
+ public:
+  virtual ~Projector() = default;
+  virtual void project(const ProjectionTensors& tensors, Stream stream) const = 0;
+};
+
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -49,6 +58,12 @@ class Engine {
                            std::span<const int64_t> slot_mapping, Stream stream) const = 0;
   virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,
                             const Tensor& out_scale, Stream stream) const = 0;
+  // Brings a gather's arrays to where the engine reads them; then pages [num_pages, page_size, num_heads, head_dim] to
+  // rows [plan's rows, num_heads, head_dim] of the same dtype. Pages with a head stride of 0 spread a row over all
+  // heads.
+  virtual void place(GatherPlan& plan, Stream stream) const = 0;
+  virtual std::unique_ptr<Projector> make_projector(const ProjectionMatrix& matrix) const = 0;
+  virtual void gather(const Tensor& pages, const GatherPlan& plan, const Tensor& rows, Stream stream) const = 0;
 };
 
 }  // namespace qkv::plan

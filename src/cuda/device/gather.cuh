@@ -1,5 +1,5 @@
-// Copies keys and values of a range of requests from their pages to dense rows. Bits are kept.
-// Grid (requests, blocks that share the rows of a request, at most 65535); block 256: a warp a row.
+// Copies runs of tokens from their pages to dense rows. Bits are kept. A head stride of 0 in the pages spreads one row
+// over all heads. Grid (runs, blocks that share the rows of a run); block 256.
 #pragma once
 
 #include "params.hpp"
@@ -7,54 +7,76 @@
 namespace qkv::cuda {
 namespace gather {
 
-constexpr int kWarps = 8;
+constexpr int kThreads = 256;
+constexpr int kRows = 16;   // that a CTA copies at once
+constexpr int kUnroll = 4;  // pieces that a thread has in flight
 
-// One row of one KV head, by the lanes of a warp; 16 bytes at once where all rows begin at such multiples.
-__device__ __forceinline__ void copy_row(const char* from, char* to, int bytes, bool vectors) {
-  const int lane = threadIdx.x % 32;
-  if (vectors) {
-    for (int i = lane; i < bytes / 16; i += 32) {
-      reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
-    }
-  } else {
-    for (int i = lane; i < bytes / 2; i += 32) {
-      reinterpret_cast<unsigned short*>(to)[i] = reinterpret_cast<const unsigned short*>(from)[i];
-    }
-  }
+__device__ __forceinline__ bool allows_vectors(const CacheGatherParams& params) {
+  const long long strides = params.pages.page_stride | params.pages.token_stride | params.pages.head_stride |
+                            params.row_stride | params.row_head_stride | params.head_dim;
+  const long long starts = reinterpret_cast<long long>(params.pages.data) | reinterpret_cast<long long>(params.rows);
+  return ((strides * params.element_bytes | starts) & 15) == 0;
 }
 
-__device__ __forceinline__ bool allows_vectors(const CacheGatherSide& side, int element_bytes) {
-  const long long strides = side.pages.page_stride | side.pages.token_stride | side.pages.head_stride |
-                            side.token_stride | side.head_stride | side.head_dim;
-  const long long starts = reinterpret_cast<long long>(side.pages.data) | reinterpret_cast<long long>(side.rows);
-  return ((strides * element_bytes | starts) & 15) == 0;
+// Where a piece of a run's rows comes from and goes to.
+template <typename Piece>
+struct Move {
+  const Piece* from;
+  Piece* to;
+};
+
+// Rows [first, last) of a run, in pieces of type Piece.
+template <typename Piece>
+__device__ __forceinline__ void copy_rows(const CacheGatherParams& params, int run, int first, int last) {
+  const int* pages = params.page_numbers + params.page_start[run];
+  const int first_offset = params.first_offset[run];
+  const long long first_row = params.row_start[run];
+  const int pieces_of_head = params.head_dim * params.element_bytes / static_cast<int>(sizeof(Piece));
+  const int pieces_of_row = pieces_of_head * params.num_heads;
+  const int num_pieces = (last - first) * pieces_of_row;
+  const auto move_of = [&](int index) {
+    const int row = first + index / pieces_of_row;
+    const int head = index % pieces_of_row / pieces_of_head;
+    const int position = first_offset + row;
+    const long long from = pages[position / params.page_size] * params.pages.page_stride +
+                           position % params.page_size * params.pages.token_stride + head * params.pages.head_stride;
+    const long long to = (first_row + row) * params.row_stride + head * params.row_head_stride;
+    const char* source = static_cast<const char*>(params.pages.data) + from * params.element_bytes;
+    char* target = static_cast<char*>(params.rows) + to * params.element_bytes;
+    const int piece = index % pieces_of_head;
+    return Move<Piece>{reinterpret_cast<const Piece*>(source) + piece, reinterpret_cast<Piece*>(target) + piece};
+  };
+  int index = threadIdx.x;
+  for (; index + (kUnroll - 1) * kThreads < num_pieces; index += kUnroll * kThreads) {
+    Piece pieces[kUnroll];
+    Piece* targets[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const Move<Piece> move = move_of(index + u * kThreads);
+      pieces[u] = *move.from;
+      targets[u] = move.to;
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) *targets[u] = pieces[u];
+  }
+  for (; index < num_pieces; index += kThreads) {
+    const Move<Piece> move = move_of(index);
+    *move.to = *move.from;
+  }
 }
 
 }  // namespace gather
 
-extern "C" __global__ void __launch_bounds__(gather::kWarps * 32, 1)
+extern "C" __global__ void __launch_bounds__(gather::kThreads)
     gather_pages(const __grid_constant__ CacheGatherParams params) {
-  const long long first_row = params.row_start[blockIdx.x];
-  const long long num_rows = params.row_start[blockIdx.x + 1] - first_row;
-  const int first_key = params.key_begin != nullptr ? params.key_begin[blockIdx.x] : 0;
-  const int* pages = params.pages + params.page_start[params.first_request + blockIdx.x];
-  for (long long row = blockIdx.y * gather::kWarps + threadIdx.x / 32; row < num_rows;
-       row += gridDim.y * gather::kWarps) {
-    const int position = first_key + static_cast<int>(row);
-    const long long page = pages[position / params.page_size];
-    const long long offset = position % params.page_size;
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      const CacheGatherSide& side = params.sides[s];
-      const bool vectors = gather::allows_vectors(side, params.element_bytes);
-      const char* from = static_cast<const char*>(side.pages.data) +
-                         (page * side.pages.page_stride + offset * side.pages.token_stride) * params.element_bytes;
-      char* to = static_cast<char*>(side.rows) + (first_row + row) * side.token_stride * params.element_bytes;
-      for (int head = 0; head < params.num_kv_heads; ++head) {
-        gather::copy_row(from + head * side.pages.head_stride * params.element_bytes,
-                         to + head * side.head_stride * params.element_bytes, side.head_dim * params.element_bytes,
-                         vectors);
-      }
+  const int num_rows = static_cast<int>(params.row_start[blockIdx.x + 1] - params.row_start[blockIdx.x]);
+  const bool vectors = gather::allows_vectors(params);
+  for (int first = blockIdx.y * gather::kRows; first < num_rows; first += gridDim.y * gather::kRows) {
+    const int last = min(first + gather::kRows, num_rows);
+    if (vectors) {
+      gather::copy_rows<uint4>(params, blockIdx.x, first, last);
+    } else {
+      gather::copy_rows<unsigned short>(params, blockIdx.x, first, last);
     }
   }
 }

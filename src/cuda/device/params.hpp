@@ -138,23 +138,17 @@ struct CacheWriteParams {
   int token_scales;          // 1: chosen here, and written
 };
 
-struct CacheGatherSide {
-  KeyValueLayout pages;
-  void* rows;  // [num rows, num_kv_heads, head_dim], of the pages' dtype
-  long long token_stride, head_stride;
-  int head_dim;
-};
-
-// Keys [key_begin[i], key_begin[i] + row_start[i + 1] - row_start[i]) of request first_request + i become the dense
-// rows from row_start[i] on.
+// Rows [row_start[i], row_start[i + 1]) become the tokens of run i, which begin first_offset[i] into its first page.
 struct CacheGatherParams {
-  CacheGatherSide sides[2];     // keys, values
-  const int* pages;             // pages of all requests, one after another
-  const long long* page_start;  // [num_requests] into `pages`
-  const int* key_begin;         // [count], nullptr = 0
-  const long long* row_start;   // [count + 1]
-  int first_request;
-  int num_kv_heads;
+  KeyValueLayout pages;  // [num_pages, page_size, num_heads, head_dim]
+  void* rows;            // [num rows, num_heads, head_dim], of the pages' dtype
+  long long row_stride, row_head_stride;
+  const int* page_numbers;      // pages of all runs, one after another
+  const long long* page_start;  // [num_runs] into page_numbers
+  const int* first_offset;      // [num_runs]
+  const long long* row_start;   // [num_runs + 1]
+  int num_heads;
+  int head_dim;
   int page_size;
   int element_bytes;  // 2 or 4
 };

@@ -1,0 +1,14 @@
+// An MLA layer as the two attention layers that it runs: over the new tokens, and over a chunk of context.
+#pragma once
+
+#include "qkv/layer.hpp"
+#include "qkv/mla_prefill.hpp"
+
+namespace qkv::api {
+
+// Holds the sinks, which join once.
+LayerSpec new_tokens_layer(const MlaSpec& spec);
+// States are f32: chunks are joined without rounding in between.
+LayerSpec context_layer(const MlaSpec& spec);
+
+}  // namespace qkv::api

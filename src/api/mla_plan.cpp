@@ -1,0 +1,110 @@
+#include "api/mla_plan.hpp"
+
+#include <algorithm>
+
+#include "mask/shift.hpp"
+
+namespace qkv::mla {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+// Hands out pieces of memory, one after another.
+class Pieces {
+ public:
+  int64_t add(int64_t bytes) {
+    const int64_t begin = end_;
+    end_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return begin;
+  }
+  int64_t end() const { return end_; }
+
+ private:
+  int64_t end_ = 0;
+};
+
+Tensor view_of(const std::vector<int32_t>& values) { return Tensor::of(values, {static_cast<int64_t>(values.size())}); }
+
+}  // namespace
+
+WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_t chunk_tokens, int64_t saved_tokens) {
+  constexpr int64_t kF32 = sizeof(float);
+  const int64_t element = size_bytes(spec.dtype);
+  const int64_t heads = spec.num_heads;
+  const int64_t rows = std::max(num_tokens, chunk_tokens);
+  const int64_t context_rows = chunk_tokens == 0 ? 0 : num_tokens;
+  Pieces pieces;
+  WorkspaceLayout layout{};
+  layout.chunk_rows = chunk_tokens;
+  layout.rows = rows;
+  layout.context_rows = context_rows;
+  layout.saved_rows = saved_tokens;
+  layout.latents = pieces.add(chunk_tokens * spec.kv_lora_rank * element);
+  layout.key = pieces.add(rows * heads * spec.head_dim() * element);
+  layout.value = pieces.add(rows * heads * spec.v_head_dim * element);
+  layout.context_out = pieces.add(context_rows * heads * spec.v_head_dim * kF32);
+  layout.context_lse = pieces.add(context_rows * heads * kF32);
+  layout.saved_out = pieces.add(saved_tokens * heads * spec.v_head_dim * kF32);
+  layout.saved_lse = pieces.add(saved_tokens * heads * kF32);
+  layout.new_tokens_lse = pieces.add(context_rows * heads * kF32);
+  layout.bytes = pieces.end();
+  return layout;
+}
+
+WorkspaceLayout layout_workspace(const PlanData& plan) {
+  int32_t chunk_tokens = 0;
+  int32_t saved_tokens = 0;
+  for (const ContextChunk& chunk : plan.context.chunks) {
+    chunk_tokens = std::max(chunk_tokens, chunk.num_context_tokens);
+    if (chunk.is_continuation) {
+      saved_tokens = std::max(saved_tokens, chunk.continuation_token_end - chunk.tokens.begin);
+    }
+  }
+  return layout_workspace(plan.spec, plan.num_tokens, chunk_tokens, saved_tokens);
+}
+
+RunBatch::RunBatch(const plan::PlanData& whole, const LayerSpec& layer, Run run) : run_(std::move(run)) {
+  for (const OperandDeclaration& declared : operands_of(layer.effective_mask())) {
+    operands_.emplace_back(declared.name, values_of(whole, declared));
+  }
+}
+
+Batch RunBatch::batch() const {
+  Batch batch;
+  batch.query_start_loc = view_of(run_.query_start_loc);
+  batch.seq_lens = view_of(run_.seq_lens);
+  for (const auto& [name, values] : operands_) batch.mask_operands.push_back({name, view_of(values)});
+  return batch;
+}
+
+int32_t RunBatch::shift_of(const plan::PlanData& whole, const std::string& name, int32_t request) const {
+  const int32_t i = request - run_.request_begin;
+  if (name == mask::kRequestNumber) return request;
+  return name == mask::kKeyShift ? run_.starts[i] : whole.seq_lens[request] - run_.seq_lens[i];
+}
+
+std::vector<int32_t> RunBatch::values_of(const plan::PlanData& whole, const OperandDeclaration& declared) const {
+  const auto& names = whole.mask.operands;
+  const auto found =
+      std::find_if(names.begin(), names.end(), [&](const auto& operand) { return operand.name == declared.name; });
+  std::vector<int32_t> values;
+  for (int32_t r = run_.request_begin; r < run_.request_end; ++r) {
+    if (found == names.end()) {
+      values.push_back(shift_of(whole, declared.name, r));
+      continue;
+    }
+    const std::vector<int32_t>& all = whole.operands[found - names.begin()];
+    const auto append = [&](int64_t begin, int64_t count) {
+      values.insert(values.end(), all.begin() + begin, all.begin() + begin + count);
+    };
+    const int32_t i = r - run_.request_begin;
+    if (declared.scope == OperandScope::request) append(r, 1);
+    if (declared.scope == OperandScope::query) {
+      append(whole.query_start_loc[r], whole.query_start_loc[r + 1] - whole.query_start_loc[r]);
+    }
+    if (declared.scope == OperandScope::key) append(whole.key_start[r] + run_.starts[i], run_.seq_lens[i]);
+  }
+  return values;
+}
+
+}  // namespace qkv::mla

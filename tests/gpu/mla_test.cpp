@@ -1,0 +1,99 @@
+// MLA prefill on a GPU: the whole against the oracle, the gather against the CPU's.
+#include <thread>
+#include <tuple>
+
+#include "mla_cases.hpp"
+#include "support/small_layer.hpp"
+
+namespace qkv {
+namespace {
+
+constexpr Device kGpu{DeviceKind::cuda, 0};
+
+class gpu_mla : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (num_cuda_devices() == 0) GTEST_SKIP() << "needs a GPU";
+  }
+};
+
+tools::MlaCase mla_case(int32_t head_dim, int32_t rope, int32_t head_dim_v, const std::vector<int32_t>& contexts,
+                        const std::vector<int32_t>& q, int32_t workspace_tokens) {
+  tools::MlaCase c;
+  c.attention = testing::case_of(4, 4, head_dim, {}, {}, false);
+  for (size_t r = 0; r < q.size(); ++r) c.attention.requests.push_back({q[r], contexts[r] + q[r]});
+  c.attention.layer.head_dim_v = head_dim_v;
+  c.attention.layer.query_dtype = c.attention.layer.kv_dtype = DType::bf16;
+  c.attention.extra_rows = 2;
+  c.qk_rope_head_dim = rope;
+  c.kv_lora_rank = 64;
+  c.options.workspace_tokens = workspace_tokens;
+  c.options.batch_invariant = true;
+  return c;
+}
+
+// Kernels are compiled side by side first: one after another, that would take minutes.
+void expect_all_agree(const std::vector<tools::MlaCase>& cases) {
+  std::vector<std::thread> threads;
+  for (const tools::MlaCase& c : cases) {
+    threads.emplace_back([&c] {
+      try {
+        tools::prepare(c, kGpu);
+      } catch (const Error&) {  // the case itself will tell
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const tools::MlaCase& c : cases) EXPECT_EQ(tools::failure_of(c, kGpu), "") << tools::describe(c);
+}
+
+TEST_F(gpu_mla, sizes_masks_and_contexts_of_every_kind) {
+  std::vector<tools::MlaCase> cases;
+  for (const auto& [head_dim, rope, head_dim_v] :
+       {std::tuple{192, 64, 128}, {256, 64, 256}, {128, 64, 128}, {256, 0, 256}, {40, 8, 24}}) {
+    cases.push_back(mla_case(head_dim, rope, head_dim_v, {300, 0, 33, 200, 64}, {90, 5, 1, 20, 130}, 128));
+  }
+  for (const Mask& mask : {mask::causal() & mask::window(40, 0), mask::prefix_lm(20), mask::rswa(30)}) {
+    tools::MlaCase c = cases.front();
+    c.attention.layer.softcap = 20;
+    c.attention.layer.sinks = {0.5F, -1.0F, 2.0F, 0.0F};
+    c.attention.layer.mask = mask;
+    cases.push_back(c);
+  }
+  expect_all_agree(cases);
+}
+
+TEST_F(gpu_mla, random_cases_agree_with_the_oracle) {
+  std::vector<tools::MlaCase> cases;
+  for (int64_t i = 0; i < 100; i += 5) cases.push_back(tools::draw_mla_case(5, i, DeviceKind::cuda));
+  expect_all_agree(cases);
+}
+
+TEST_F(gpu_mla, gather_has_the_bits_of_the_cpu) {
+  for (const int64_t dim : {72, 68}) {  // rows of whole 16-byte pieces, and others
+    tools::OwnedTensor pages(DType::bf16, {9, 16, dim});
+    for (int64_t p = 0; p < 9; ++p) {
+      for (int64_t t = 0; t < 16; ++t) {
+        for (int64_t d = 0; d < dim; ++d) {
+          tools::store(pages.view(), {p, t, d}, static_cast<float>((p * 16 + t) % 97 + d));
+        }
+      }
+    }
+    const std::vector<int32_t> table = {4, 2, 7, -1, 0, 8, 3, 5}, starts = {5, 16}, sums = {0, 41, 80};
+    const Tensor block_table = Tensor::of(table, {2, 4});
+    for (const int64_t num_heads : {1, 3}) {
+      Tensor spread = pages.view();
+      spread = Tensor::strided(spread.data, DType::bf16, {9, 16, num_heads, dim}, {16 * dim, dim, 0, 1});
+      tools::OwnedTensor on_cpu(DType::bf16, {80, num_heads, dim}), on_gpu(DType::bf16, {80, num_heads, dim});
+      gather_cache(spread, block_table, testing::view(starts), testing::view(sums), on_cpu.view());
+      const tools::Placed placed_pages(pages, kGpu), rows(on_gpu, kGpu);
+      gather_cache(placed_pages.on_device(spread), block_table, testing::view(starts), testing::view(sums),
+                   rows.view());
+      rows.fetch();
+      EXPECT_EQ(on_cpu.buffer().bytes(), on_gpu.buffer().bytes());
+    }
+  }
+}
+
+}  // namespace
+}  // namespace qkv

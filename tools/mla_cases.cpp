@@ -1,0 +1,89 @@
+#include "mla_cases.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace qkv::tools {
+
+MlaSpec MlaCase::spec() const {
+  const LayerSpec& layer = attention.layer;
+  MlaSpec spec;
+  spec.num_heads = layer.num_q_heads;
+  spec.qk_rope_head_dim = qk_rope_head_dim;
+  spec.qk_nope_head_dim = layer.head_dim - qk_rope_head_dim;
+  spec.v_head_dim = layer.value_dim();
+  spec.kv_lora_rank = kv_lora_rank;
+  spec.dtype = layer.query_dtype;
+  spec.output_dtype = layer.output_dtype;
+  spec.cache.page_size = options.page_size;
+  spec.scale = layer.scale;
+  spec.mask = layer.mask;
+  spec.softcap = layer.softcap;
+  spec.sinks = layer.sinks;
+  return spec;
+}
+
+namespace {
+
+// What MLA has of a layer: a key head a query head, one dtype, no ALiBi.
+void fit_layer(Draw& draw, DeviceKind device, LayerSpec& layer) {
+  layer.type = AttentionType::decoder;
+  layer.cache.reset();
+  layer.num_q_heads = std::min(layer.num_q_heads, 6);
+  layer.num_kv_heads = layer.num_q_heads;
+  layer.kv_dtype = layer.query_dtype;
+  layer.alibi_per_request = false;
+  layer.alibi_slopes.clear();
+  if (!layer.sinks.empty()) layer.sinks.resize(static_cast<size_t>(layer.num_q_heads));
+  if (draw.one_in(2)) return;
+  // The sizes of models.
+  const auto [head_dim, head_dim_v] =
+      draw.pick<std::pair<int32_t, int32_t>>({{192, 128}, {256, 256}, {128, 128}, {192, 128}});
+  layer.head_dim = head_dim;
+  layer.head_dim_v = head_dim_v;
+  if (device == DeviceKind::cuda && layer.output_dtype == DType::f32 && draw.one_in(2)) layer.output_dtype.reset();
+}
+
+// Contexts of all kinds beside prefills of few tokens: the oracle takes time.
+RequestLengths draw_prefill(Draw& draw) {
+  const auto q_len = static_cast<int32_t>(draw.one_in(4) ? 1 : draw.range(draw.one_in(9) ? 0 : 1, 40));
+  const auto context = static_cast<int32_t>(draw.one_in(4) ? 0 : draw.range(1, draw.one_in(3) ? 700 : 90));
+  return {q_len, q_len + context};
+}
+
+}  // namespace
+
+MlaCase draw_mla_case(uint64_t seed, int64_t index, DeviceKind device) {
+  MlaCase c;
+  c.attention = draw_case(seed, index, device);
+  Draw draw_of_layer(seed ^ 0x313AULL, layer_number(index, device));
+  fit_layer(draw_of_layer, device, c.attention.layer);
+  const LayerSpec& layer = c.attention.layer;
+  c.qk_rope_head_dim = draw_of_layer.one_in(4) ? 0 : layer.head_dim / 3 / 8 * 8;
+  c.kv_lora_rank = draw_of_layer.pick<int32_t>({8, 16, 40, 64, 72});
+  c.options.page_size = draw_of_layer.pick<int32_t>({1, 3, 16, 16, 64});
+
+  Draw draw(~seed ^ 0x313AULL, index);
+  c.attention.requests.clear();
+  const auto num_requests = static_cast<int32_t>(draw.one_in(40) ? 0 : draw.range(1, 5));
+  constexpr int64_t kWork = 3'000'000;  // of the oracle, in multiply-adds
+  int64_t work = 0;
+  for (int32_t r = 0; r < num_requests; ++r) {
+    const RequestLengths lengths = draw_prefill(draw);
+    work += int64_t{lengths.q_len} * lengths.kv_len * layer.num_q_heads * (layer.head_dim + layer.value_dim());
+    if (work < kWork) c.attention.requests.push_back(lengths);
+  }
+  c.options.workspace_tokens =
+      c.options.page_size * static_cast<int32_t>(std::max(num_requests, 1) + draw.range(0, 20));
+  c.options.batch_invariant = draw.one_in(2);
+  return c;
+}
+
+std::string describe(const MlaCase& c) {
+  return fmt::format("mla rank {} rope {} page {} workspace {}{}: {}", c.kv_lora_rank, c.qk_rope_head_dim,
+                     c.options.page_size, c.options.workspace_tokens,
+                     c.options.batch_invariant ? " batch-invariant" : "", describe(c.attention));
+}
+
+}  // namespace qkv::tools
