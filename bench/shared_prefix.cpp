@@ -35,9 +35,16 @@ void add_sharing(Suite& suite, const std::string& name, int32_t num_requests, in
                           work->forward();
                         }};
     };
-    return std::vector<Contestant>{
+    std::vector<Contestant> list = {
         contestant("qkv", PrefixSharing::automatic), contestant("always", PrefixSharing::always),
         contestant("other bits", PrefixSharing::always, false), contestant("off", PrefixSharing::off)};
+    if (groups.size() > 1) {
+      list.push_back({"outermost group only", 1.0, [work, outermost = groups.front()] {
+                        work->plan(PrefixSharing::automatic, true, {outermost});
+                        work->forward();
+                      }});
+    }
+    return list;
   });
 }
 

@@ -92,7 +92,8 @@ int64_t Workload::fill_block_table(int64_t width, int64_t page_size, const std::
   return num_pages;
 }
 
-void Workload::plan(PrefixSharing sharing, bool keeps_bits) {
+void Workload::plan(PrefixSharing sharing, bool keeps_bits, const std::vector<PrefixGroup>& given_groups) {
+  batch_.prefix_groups = given_groups;
   batch_.prefix_sharing = sharing;
   batch_.prefix_sharing_keeps_bits = keeps_bits;
   plan_ = std::make_unique<Plan>(attention_->plan(batch_));

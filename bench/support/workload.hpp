@@ -25,7 +25,7 @@ class Workload {
            const std::vector<PrefixGroup>& prefix_groups = {});
 
   // Plans again, with another use of the shared prefixes.
-  void plan(PrefixSharing sharing, bool keeps_bits = true);
+  void plan(PrefixSharing sharing, bool keeps_bits = true, const std::vector<PrefixGroup>& given_groups = {});
   void forward() const;
   void update_cache() const;
   int64_t num_tokens() const { return query_start_loc_.back(); }

@@ -14,7 +14,7 @@ namespace qkv::plan {
 // LayerEngine::cut_request.
 using RequestCutter = std::function<index::RequestCut(int32_t q_len, int32_t kv_len)>;
 
-PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& cut_request, const DeviceRules& rules);
+PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& cut_request, const DeviceRules& rules = {});
 
 // Fills everything but segments, items and merges. Throws on the first thing that is wrong.
 PlanData read_batch(const LayerSpec& layer, const Batch& batch);

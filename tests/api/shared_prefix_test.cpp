@@ -143,7 +143,7 @@ TEST(shared_prefix, with_leave_to_change_bits_joined_rows_run_the_many_rows_kern
 TEST(shared_prefix, automatic_shares_a_long_prefix_of_many_and_shows_both_predictions) {
   std::vector<int32_t> all(32);
   for (int32_t r = 0; r < 32; ++r) all[r] = r;
-  auto c = case_of(8, 1, 64, std::vector<int32_t>(32, 1), std::vector<int32_t>(32, 4200));
+  auto c = case_of(8, 1, 16, std::vector<int32_t>(32, 1), std::vector<int32_t>(32, 4200));
   c.prefix_groups = {{all, 4096}};
   EXPECT_GT(num_shared_items(c), 0);
   const tools::CaseData data(c);
