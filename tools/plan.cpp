@@ -135,6 +135,7 @@ void print_requests(const PlanReport& report) {
     ++line->second.second;
   }
   std::vector<std::pair<std::pair<size_t, int64_t>, Shape>> in_order;
+  in_order.reserve(lines.size());
   for (const auto& [shape, line] : lines) in_order.emplace_back(line, shape);
   std::sort(in_order.begin(), in_order.end());
   fmt::print("\n{:>8} {:>8} {:>9} {:>14} {:>14}\n", "requests", "new", "keys", "items of each", "of them shared");

@@ -14,7 +14,8 @@ namespace qkv::plan {
 // LayerEngine::cut_request.
 using RequestCutter = std::function<index::RequestCut(int32_t q_len, int32_t kv_len)>;
 
-PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& cut_request, const DeviceRules& rules = {});
+PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& cut_request,
+               const DeviceRules& rules = {});
 
 // Fills everything but segments, items and merges. Throws on the first thing that is wrong.
 PlanData read_batch(const LayerSpec& layer, const Batch& batch);
@@ -31,7 +32,7 @@ void find_prefix_groups(PlanData& plan);
 // Fills segments, items, merges and num_state_rows.
 void cut_work(PlanData& plan, const RequestCutter& cut_request);
 
-// Joins items of several requests that read the same keys, up to so many packed rows an item (of few_rows, many_rows).
+// Joins items of several requests that read the same keys, up to the rules' packed rows an item.
 void share_prefixes(PlanData& plan, const RequestCutter& cut_request, const DeviceRules& rules);
 
 // The plan in words, one line a request.

@@ -68,7 +68,8 @@ QKV_HOST_DEVICE constexpr double item_seconds(const DeviceCosts& costs, const It
   const double rate = share < costs.worker_bytes_per_second ? share : costs.worker_bytes_per_second;
   const double memory = static_cast<double>(item.bytes) / rate;
   const int64_t tile = item.few_rows ? costs.few_rows_tile : costs.many_rows_tile;
-  const double padding = static_cast<double>((item.rows + tile - 1) / tile * tile) / static_cast<double>(item.rows);
+  const int64_t computed_rows = (item.rows + tile - 1) / tile * tile;
+  const double padding = static_cast<double>(computed_rows) / static_cast<double>(item.rows);
   const double arithmetic = static_cast<double>(item.operations) * padding /
                             (item.few_rows ? costs.few_rows_operations : costs.many_rows_operations);
   return costs.item_seconds + (memory > arithmetic ? memory : arithmetic);
