@@ -117,9 +117,20 @@ void bind_spec(nb::module_& module) {
       .def("__repr__", [](const LayerSpec& spec) { return describe(spec); });
 }
 
+PrefixSharing parse_sharing(const std::string& name) {
+  for (const PrefixSharing sharing : {PrefixSharing::automatic, PrefixSharing::always, PrefixSharing::off}) {
+    if (name == to_string(sharing)) return sharing;
+  }
+  throw Error(ErrorCode::invalid_argument, "prefix_sharing", "\"" + name + "\"",
+              "\"automatic\", \"always\" or \"off\"");
+}
+
+using GroupArgument = std::pair<std::vector<int32_t>, int32_t>;
+
 void init_batch(HeldBatch* self, const ArrayArgument& query_start_loc, const ArrayArgument& seq_lens,
                 const ArrayArgument& block_table, const ArrayArgument& slot_mapping, const OperandDict& mask_operands,
-                const ArrayArgument& alibi_slopes) {
+                const ArrayArgument& alibi_slopes, const std::vector<GroupArgument>& prefix_groups,
+                const std::string& prefix_sharing, bool prefix_sharing_keeps_bits) {
   HeldBatch held;
   held.query_start_loc = read_tensor(query_start_loc, "query_start_loc");
   held.seq_lens = read_optional_tensor(seq_lens, "seq_lens");
@@ -129,6 +140,9 @@ void init_batch(HeldBatch* self, const ArrayArgument& query_start_loc, const Arr
   held.operands = read_operands(mask_operands);
   held.batch = {held.query_start_loc.view, held.seq_lens.view,     held.block_table.view,
                 held.slot_mapping.view,    held.operands.operands, held.alibi_slopes.view};
+  held.batch.prefix_sharing = parse_sharing(prefix_sharing);
+  held.batch.prefix_sharing_keeps_bits = prefix_sharing_keeps_bits;
+  for (const auto& [requests, num_tokens] : prefix_groups) held.batch.prefix_groups.push_back({requests, num_tokens});
   new (self) HeldBatch(std::move(held));
 }
 
@@ -137,13 +151,20 @@ void bind_batch(nb::module_& module) {
       .def("__init__", &init_batch, nb::arg("query_start_loc"), nb::arg("seq_lens") = nb::none(),
            nb::arg("block_table") = nb::none(), nb::arg("slot_mapping") = nb::none(), nb::kw_only(),
            nb::arg("mask_operands") = nb::dict(), nb::arg("alibi_slopes") = nb::none(),
+           nb::arg("prefix_groups") = nb::tuple(), nb::arg("prefix_sharing") = "automatic",
+           nb::arg("prefix_sharing_keeps_bits") = true,
            "query_start_loc: int32 [num_requests + 1], prefix sums of new tokens a request, from 0.\n"
            "seq_lens: int32 [num_requests], keys of each request, cached and new. Encoder layers may leave it out.\n"
            "block_table: int32 [num_requests, max_pages], page numbers by position; for layers with a cache.\n"
            "slot_mapping: int64 [num_written_tokens], page * page_size + offset of each new token, -1 = nowhere; for "
            "update_cache.\n"
            "mask_operands: {name: int32 array}, the values of the mask's operands.\n"
-           "alibi_slopes: float32 [num_requests, num_q_heads], for layers with alibi_per_request.");
+           "alibi_slopes: float32 [num_requests, num_q_heads], for layers with alibi_per_request.\n"
+           "prefix_groups: [(requests, num_tokens), ...], requests whose first num_tokens keys lie in the same pages; "
+           "none given: the planner finds them.\n"
+           "prefix_sharing: \"automatic\" (where it pays), \"always\" or \"off\". prefix_sharing_keeps_bits=False lets "
+           "it "
+           "take a quicker kernel, whose results agree within rounding.");
 }
 
 std::optional<DType> parse_declared(const std::optional<std::string>& dtype) {
@@ -193,6 +214,9 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("num_work_items", &Plan::num_work_items)
       .def_prop_ro("workspace_bytes", &Plan::workspace_bytes, "Bytes of partial states during forward.")
       .def("dump", &Plan::dump, "What the plan would do, as text.")
+      .def_prop_ro(
+          "predicted_seconds", [](const Plan& plan) { return plan.report().seconds; },
+          "Of one forward call, by the cost model.")
       .def("__repr__", [](const Plan& plan) {
         return fmt::format("Plan(num_requests={}, num_tokens={}, num_work_items={})", plan.num_requests(),
                            plan.num_tokens(), plan.num_work_items());

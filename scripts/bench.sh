@@ -4,9 +4,9 @@
 source "$(dirname "$0")/steps.sh"
 
 configure release -DQKV_BENCH=ON
-build release bench_forward bench_ops
+build release bench_forward bench_ops bench_shared_prefix
 commit=$(git describe --always --dirty 2>/dev/null || echo unknown)
-for suite in forward ops; do
+for suite in forward ops shared_prefix; do
   build/release/bench/$suite --filter "$1" --commit "$commit" --out bench/results | tee build/bench-$suite.log
   .venv/bin/python bench/plot.py "$(sed -n 's/^written: //p' build/bench-$suite.log)"
 done

@@ -264,6 +264,14 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
       }
     }
   }
+  for (const PrefixGroup& group :
+       c.prefix_groups) {  // larger groups first: the nested ones' first requests follow them
+    for (const int32_t request : group.requests) {
+      for (int64_t i = 0; i * page_size < group.num_tokens; ++i) {
+        block_table[request * table_width + i] = block_table[group.requests.front() * table_width + i];
+      }
+    }
+  }
 
   // Keys of the context lie in the cache; the new ones come through update_cache. Cross attention writes all.
   std::vector<std::pair<size_t, int32_t>> new_keys;  // (request, position)
@@ -411,6 +419,9 @@ Batch CaseData::batch() const {
     batch.block_table =
         Tensor::contiguous(block_table.data(), DType::i32, {static_cast<int64_t>(seq_lens.size()), table_width});
     batch.slot_mapping = view_of(slot_mapping);
+    batch.prefix_sharing = case_.prefix_sharing;
+    batch.prefix_sharing_keeps_bits = case_.prefix_sharing_keeps_bits;
+    if (case_.with_prefix_groups) batch.prefix_groups = case_.prefix_groups;
   }
   for (const auto& [name, values] : operands) batch.mask_operands.push_back({name, view_of(values)});
   if (case_.layer.alibi_per_request) {

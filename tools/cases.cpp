@@ -1,6 +1,7 @@
 #include "cases.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -215,6 +216,29 @@ void draw_long_request(Draw& draw, Case& c) {
   c.requests.push_back({q_len, static_cast<int32_t>(draw.range(600, most))});
 }
 
+// Requests of few tokens behind the last one, which share its first keys, some of them more than others.
+void draw_shared_prefix(Draw& draw, Case& c) {
+  if (c.requests.empty()) return;
+  const auto first = static_cast<int32_t>(c.requests.size()) - 1;
+  const int32_t page_size = c.layer.cache->page_size;
+  const RequestLengths like = c.requests.back();
+  const int32_t most = (like.kv_len - like.q_len) / page_size;  // pages
+  if (most < 1) return;
+  PrefixGroup all{{first}, static_cast<int32_t>(draw.range((most + 1) / 2, most)) * page_size};
+  PrefixGroup some{{}, static_cast<int32_t>(draw.range(all.num_tokens / page_size, most)) * page_size};
+  const auto members = static_cast<int32_t>(draw.range(2, 5));
+  for (int32_t r = first + 1; r < first + members; ++r) {
+    const auto q_len = static_cast<int32_t>(draw.range(1, 3));
+    const bool is_in_both = draw.one_in(2);
+    const int32_t shared = is_in_both ? some.num_tokens : all.num_tokens;
+    c.requests.push_back({q_len, shared + q_len + static_cast<int32_t>(draw.range(0, 200))});
+    all.requests.push_back(r);
+    if (is_in_both) some.requests.push_back(r);
+  }
+  c.prefix_groups.push_back(all);
+  if (!some.requests.empty()) c.prefix_groups.push_back(some);
+}
+
 int32_t round_up(int32_t count, int32_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
 // Elements of a row's 16-byte piece.
@@ -256,6 +280,15 @@ Case draw_case(uint64_t seed, int64_t index, DeviceKind device) {
   c.extra_rows = draw.one_in(3) ? static_cast<int32_t>(draw.range(1, 4)) : 0;
   c.with_lse = !draw.one_in(4);
   c.with_seq_lens = !draw.one_in(2);
+  if (c.layer.cache && c.layer.type == AttentionType::decoder && draw.one_in(is_long ? 2 : 8)) {
+    draw_shared_prefix(draw, c);
+    c.with_prefix_groups = draw.one_in(2);
+    c.prefix_sharing_keeps_bits = !draw.one_in(4);
+    if (device == DeviceKind::cpu) {
+      c.prefix_sharing = draw.pick<PrefixSharing>(
+          {PrefixSharing::automatic, PrefixSharing::always, PrefixSharing::always, PrefixSharing::off});
+    }
+  }
   return c;
 }
 
@@ -269,6 +302,9 @@ std::string describe(const Case& c) {
     text += fmt::format(" page {} {}{}", layer.cache->page_size, c.layout.axes, c.layout.interleaved ? " K|V" : "");
   }
   for (const RequestLengths& r : c.requests) text += fmt::format(" {}/{}", r.q_len, r.kv_len);
+  for (const PrefixGroup& group : c.prefix_groups) {
+    text += fmt::format(" share {} of {}", group.num_tokens, fmt::join(group.requests, ","));
+  }
   if (layer.softcap > 0) text += fmt::format(" softcap {}", layer.softcap);
   if (layer.alibi_per_request || !layer.alibi_slopes.empty()) text += " alibi";
   if (!layer.sinks.empty()) text += " sinks";

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "qkv/batch.hpp"
 #include "qkv/layer.hpp"
 
 namespace qkv::tools {
@@ -45,6 +46,11 @@ struct Case {
   LayerSpec layer;
   CacheLayout layout;
   std::vector<RequestLengths> requests;
+  // Requests whose first tokens, whole pages, lie in the same pages as those of the group's first request.
+  std::vector<PrefixGroup> prefix_groups;
+  bool with_prefix_groups = false;  // the batch names them
+  PrefixSharing prefix_sharing = PrefixSharing::automatic;
+  bool prefix_sharing_keeps_bits = true;
   float magnitude = 1;     // of queries: large ones make peaky softmaxes
   int32_t extra_rows = 0;  // of query and out past the last request
   bool with_lse = true;

@@ -256,6 +256,7 @@ class CaseRun {
 
   // A request's bits do not depend on its neighbours. Masks that name the request's number are no such request.
   std::string compare_each_request_alone(const Outputs& together) {
+    if (!case_.prefix_sharing_keeps_bits) return "";
     const std::string mask = layer_.effective_mask().text();
     for (size_t at = mask.find("request"); at != std::string::npos; at = mask.find("request", at + 1)) {
       if (at == 0 || mask[at - 1] != '[') return "";
@@ -280,6 +281,7 @@ class CaseRun {
     if (batch.block_table.is_given()) batch.block_table = batch.block_table.slice(0, request, request + 1);
     if (batch.alibi_slopes.is_given()) batch.alibi_slopes = batch.alibi_slopes.slice(0, request, request + 1);
     batch.slot_mapping = {};
+    batch.prefix_groups.clear();
     const auto declared = operands_of(layer_.effective_mask());
     for (size_t i = 0; i < declared.size(); ++i) {
       Tensor& values = batch.mask_operands[i].values;

@@ -9,6 +9,7 @@
 #include "cache.hpp"
 #include "check.hpp"
 #include "mask.hpp"
+#include "plan.hpp"
 #include "qkv/device.hpp"
 #include "qkv/layer.hpp"
 #include "replay/command.hpp"
@@ -22,7 +23,7 @@ int run(int argc, char** argv) {
   app.set_version_flag("--version", qkv::version());
   app.footer(
       "Examples:\n  qkv info\n  qkv check --cases 2000\n  qkv mask \"causal & window(3, 0)\" --q-len 12 --kv-len 12\n"
-      "  qkv matrix\n  qkv replay trace.csv --limit 60");
+      "  qkv plan 64q1s8704p8k --device h200\n  qkv matrix\n  qkv replay trace.csv --limit 60");
   app.add_subcommand("info", "What the library found on this machine, and the settings in force")->callback([] {
     fmt::print("{}", qkv::info());
   });
@@ -39,6 +40,7 @@ int run(int argc, char** argv) {
   qkv::tools::add_cache_command(app);
   qkv::tools::add_check_command(app);
   qkv::tools::add_mask_command(app);
+  qkv::tools::add_plan_command(app);
   qkv::replay::add_replay_command(app);
   qkv::tools::add_warmup_command(app);
   qkv::tools::add_why_command(app);

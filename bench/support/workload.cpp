@@ -23,7 +23,8 @@ std::vector<std::byte> random_values(int64_t count, DType dtype) {
 
 }  // namespace
 
-Workload::Workload(LayerSpec layer, const std::vector<Lengths>& requests, Layout layout)
+Workload::Workload(LayerSpec layer, const std::vector<Lengths>& requests, Layout layout,
+                   const std::vector<PrefixGroup>& prefix_groups)
     : layer_(std::move(layer)), layout_(layout) {
   query_start_loc_ = {0};
   int32_t widest = 0;
@@ -38,7 +39,7 @@ Workload::Workload(LayerSpec layer, const std::vector<Lengths>& requests, Layout
   query_ = random_values(num_tokens() * layer_.num_q_heads * layer_.head_dim, layer_.query_dtype);
   out_.resize(num_tokens() * layer_.num_q_heads * layer_.value_dim() * size_bytes(layer_.out_dtype()));
 
-  Batch batch;
+  Batch& batch = batch_;
   batch.query_start_loc =
       Tensor::contiguous(query_start_loc_.data(), DType::i32, {static_cast<int64_t>(query_start_loc_.size())});
   batch.seq_lens = Tensor::contiguous(seq_lens_.data(), DType::i32, {num_requests});
@@ -48,11 +49,7 @@ Workload::Workload(LayerSpec layer, const std::vector<Lengths>& requests, Layout
     key_ = random_values(num_keys_ * kv_heads * dim, layer_.kv_dtype);
     value_ = random_values(num_keys_ * kv_heads * layer_.value_dim(), layer_.kv_dtype);
   } else {
-    // Pages in random order, as after hours of serving.
-    const int64_t num_pages = num_requests * widest;
-    block_table_.resize(num_pages);
-    std::iota(block_table_.begin(), block_table_.end(), 0);
-    std::shuffle(block_table_.begin(), block_table_.end(), std::minstd_rand(7));
+    const int64_t num_pages = fill_block_table(widest, page_size, prefix_groups);
     const int64_t row = dim + layer_.value_dim();
     key_ = random_values(num_pages * page_size * kv_heads * row, layer_.kv_dtype);
     Tensor pages =
@@ -71,7 +68,35 @@ Workload::Workload(LayerSpec layer, const std::vector<Lengths>& requests, Layout
     value_ = random_values(num_tokens() * kv_heads * std::max<int64_t>(dim, layer_.value_dim()), layer_.query_dtype);
   }
   attention_ = std::make_unique<Attention>(layer_);
-  plan_ = std::make_unique<Plan>(attention_->plan(batch));
+  plan(PrefixSharing::automatic);
+}
+
+// Pages in random order, as after hours of serving. Returns how many there are.
+int64_t Workload::fill_block_table(int64_t width, int64_t page_size, const std::vector<PrefixGroup>& prefix_groups) {
+  block_table_.assign(seq_lens_.size() * width, -1);
+  int32_t num_pages = 0;
+  for (size_t r = 0; r < seq_lens_.size(); ++r) {
+    int32_t* own = &block_table_[r * width];
+    for (const PrefixGroup& group : prefix_groups) {
+      const bool is_member = std::find(group.requests.begin(), group.requests.end(), r) != group.requests.end();
+      if (is_member) std::copy_n(&block_table_[group.requests.front() * width], group.num_tokens / page_size, own);
+    }
+    for (int64_t i = 0; i * page_size < seq_lens_[r]; ++i) {
+      if (own[i] < 0) own[i] = num_pages++;
+    }
+  }
+  std::vector<int32_t> order(num_pages);
+  std::iota(order.begin(), order.end(), 0);
+  std::shuffle(order.begin(), order.end(), std::minstd_rand(7));
+  for (int32_t& page : block_table_) page = page < 0 ? page : order[page];
+  return num_pages;
+}
+
+void Workload::plan(PrefixSharing sharing, bool keeps_bits, const std::vector<PrefixGroup>& given_groups) {
+  batch_.prefix_groups = given_groups;
+  batch_.prefix_sharing = sharing;
+  batch_.prefix_sharing_keeps_bits = keeps_bits;
+  plan_ = std::make_unique<Plan>(attention_->plan(batch_));
 }
 
 void Workload::forward() const {

@@ -20,16 +20,23 @@ enum class Layout { head_major, token_major, dense };
 
 class Workload {
  public:
-  Workload(LayerSpec layer, const std::vector<Lengths>& requests, Layout layout);
+  // Members of a prefix group share whole pages; the planner finds the groups.
+  Workload(LayerSpec layer, const std::vector<Lengths>& requests, Layout layout,
+           const std::vector<PrefixGroup>& prefix_groups = {});
 
+  // Plans again, with another use of the shared prefixes.
+  void plan(PrefixSharing sharing, bool keeps_bits = true, const std::vector<PrefixGroup>& given_groups = {});
   void forward() const;
   void update_cache() const;
   int64_t num_tokens() const { return query_start_loc_.back(); }
   int64_t num_keys() const { return num_keys_; }
-  // Bytes of keys and values that a forward reads once.
+  const Plan& current_plan() const { return *plan_; }
+  // Bytes of keys and values that a forward reads once, each request's counted.
   int64_t cache_bytes() const;
 
  private:
+  int64_t fill_block_table(int64_t width, int64_t page_size, const std::vector<PrefixGroup>& prefix_groups);
+
   LayerSpec layer_;
   Layout layout_;
   int64_t num_keys_ = 0;
@@ -37,6 +44,7 @@ class Workload {
   std::vector<int64_t> slot_mapping_;
   std::vector<std::byte> query_, key_, value_, out_;
   KvCache cache_;
+  Batch batch_;
   std::unique_ptr<Attention> attention_;
   std::unique_ptr<Plan> plan_;
 };

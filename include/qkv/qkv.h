@@ -162,6 +162,16 @@ QKV_EXPORT qkv_status qkv_fill_tree(const int32_t* parents, const qkv_tensor* qu
 
 // --- a step: attention (once a layer) -> plan (once a step) -> update_cache, forward (each layer) -------------------
 
+// Requests whose first keys are the same, in the same pages.
+typedef struct qkv_prefix_group {
+  const int32_t* requests;  // [num_requests]: numbers in the batch
+  int64_t num_requests;
+  int32_t num_tokens;  // how many of their first keys
+} qkv_prefix_group;
+
+typedef int32_t qkv_prefix_sharing;
+enum { QKV_SHARING_AUTOMATIC = 0, QKV_SHARING_ALWAYS = 1, QKV_SHARING_OFF = 2 };
+
 // One step's requests; meanings as in batch.hpp.
 typedef struct qkv_batch {
   size_t struct_size;
@@ -172,6 +182,10 @@ typedef struct qkv_batch {
   const qkv_mask_operand* mask_operands;  // [num_mask_operands]
   int64_t num_mask_operands;
   qkv_tensor alibi_slopes;  // f32 [num_requests, num_q_heads]; layers with alibi_per_request
+  qkv_prefix_sharing prefix_sharing;
+  int32_t prefix_sharing_changes_bits;    // 1: sharing may take a quicker kernel, whose results agree within rounding
+  const qkv_prefix_group* prefix_groups;  // [num_prefix_groups]
+  int64_t num_prefix_groups;              // 0: the planner finds them
 } qkv_batch;
 
 QKV_EXPORT void qkv_batch_init(qkv_batch* batch, size_t struct_size);

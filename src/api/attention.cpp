@@ -1,10 +1,10 @@
 #include "qkv/attention.hpp"
 
 #include "api/engines.hpp"
+#include "api/layer_checks.hpp"
 #include "api/tensor_checks.hpp"
 #include "core/checks.hpp"
 #include "plan/builder.hpp"
-#include "spec/rules.hpp"
 
 namespace qkv {
 
@@ -33,15 +33,6 @@ struct Attention::Impl {
 
 namespace {
 
-LayerSpec checked(LayerSpec spec, Device device) {
-  const std::vector<Error> reasons = spec::reasons_against(spec, device);
-  if (reasons.empty()) return spec;
-  const Error& first = reasons.front();
-  std::string allowed = first.allowed();
-  for (size_t i = 1; i < reasons.size(); ++i) allowed += fmt::format("; also {}", reasons[i].what());
-  throw Error(first.code(), first.argument(), first.value(), std::move(allowed));
-}
-
 void warm(const LayerSpec& spec, Device device, const RequestBounds& bounds) {
   WarmupOptions options;
   options.device = device;
@@ -54,7 +45,7 @@ void warm(const LayerSpec& spec, Device device, const RequestBounds& bounds) {
 }  // namespace
 
 Attention::Attention(LayerSpec spec, Device device, const std::optional<RequestBounds>& warm_up) {
-  spec = checked(std::move(spec), device);
+  spec = api::checked_layer(std::move(spec), device);
   if (warm_up && device.kind == DeviceKind::cuda) warm(spec, device, *warm_up);
   const uint64_t mask_hash = spec.effective_mask().hash();
   auto engine = api::engine_of(device).make_layer(spec);
@@ -68,8 +59,9 @@ Attention& Attention::operator=(Attention&&) noexcept = default;
 const LayerSpec& Attention::spec() const { return impl_->spec; }
 
 Plan Attention::plan(const Batch& batch, Stream stream) const {
-  auto data = std::make_shared<plan::PlanData>(plan::build(
-      impl_->spec, batch, [&](int32_t q_len, int32_t kv_len) { return impl_->engine->cut_request(q_len, kv_len); }));
+  const plan::LayerEngine& engine = *impl_->engine;
+  const auto cut_request = [&](int32_t q_len, int32_t kv_len) { return engine.cut_request(q_len, kv_len); };
+  auto data = std::make_shared<plan::PlanData>(plan::build(impl_->spec, batch, cut_request, engine.device_rules()));
   impl_->engine->place(*data, stream);
   return Plan(std::move(data));
 }

@@ -21,6 +21,8 @@ static_assert(same(QKV_SCALES_PER_TOKEN_HEAD, CacheScales::per_token_head));
 static_assert(same(QKV_CPU, DeviceKind::cpu) && same(QKV_CUDA, DeviceKind::cuda));
 static_assert(same(QKV_DECODER, AttentionType::decoder) && same(QKV_ENCODER_ONLY, AttentionType::encoder_only));
 static_assert(same(QKV_ENCODER, AttentionType::encoder) && same(QKV_ENCODER_DECODER, AttentionType::encoder_decoder));
+static_assert(same(QKV_SHARING_AUTOMATIC, PrefixSharing::automatic) && same(QKV_SHARING_OFF, PrefixSharing::off));
+static_assert(same(QKV_SHARING_ALWAYS, PrefixSharing::always));
 static_assert(QKV_MAX_RANK == Tensor::kMaxRank);
 
 // Enumerators of both interfaces have the same numbers, from 0 to the last one.
@@ -164,6 +166,15 @@ ContextChunkOptions from_c(const qkv_context_chunk_options* options) {
   return result;
 }
 
+static std::vector<PrefixGroup> groups_from_c(const qkv_prefix_group* groups, int64_t num_groups) {
+  std::vector<PrefixGroup> result;
+  for (const qkv_prefix_group& group : copy_array(groups, num_groups, "prefix_groups")) {
+    const std::string name = fmt::format("prefix_groups[{}].requests", result.size());
+    result.push_back({copy_array(group.requests, group.num_requests, name), group.num_tokens});
+  }
+  return result;
+}
+
 Batch from_c(const qkv_batch* batch) {
   const auto given = read_sized(batch, offsetof(qkv_batch, block_table), "batch");
   Batch result;
@@ -173,6 +184,9 @@ Batch from_c(const qkv_batch* batch) {
   result.slot_mapping = from_c(given.slot_mapping, "slot_mapping");
   result.mask_operands = operands_from_c(given.mask_operands, given.num_mask_operands);
   result.alibi_slopes = from_c(given.alibi_slopes, "alibi_slopes");
+  result.prefix_sharing = enum_from_c(given.prefix_sharing, PrefixSharing::off, "prefix_sharing");
+  result.prefix_sharing_keeps_bits = !is_set(given.prefix_sharing_changes_bits);
+  result.prefix_groups = groups_from_c(given.prefix_groups, given.num_prefix_groups);
   return result;
 }
 

@@ -10,6 +10,7 @@
 #include "cpu/merge.hpp"
 #include "cpu/projection.hpp"
 #include "cpu/threads.hpp"
+#include "qkv/device.hpp"
 
 namespace qkv::cpu {
 namespace {
@@ -38,8 +39,9 @@ class Forward {
     for (const plan::WorkItem& item : plan_.items) pairs += item.cost;
     const int64_t work = pairs * (call_.layer.head_dim + dim_v_);
     parallel_for(static_cast<int64_t>(plan_.items.size()), work, [&](int64_t i) {
+      static thread_local std::vector<TaskToken> tokens;
       const plan::WorkItem& item = plan_.items[i];
-      const ForwardTask task = make_task(item);
+      const ForwardTask task = make_task(item, tokens);
       (item.few_rows ? kernels.few_rows : kernels.many_rows)(task);
     });
     parallel_for(static_cast<int64_t>(plan_.merges.size()), plan_.num_state_rows * dim_v_,
@@ -47,46 +49,52 @@ class Forward {
   }
 
  private:
-  ForwardTask make_task(const plan::WorkItem& item) const {
+  // `tokens` holds what the task's tokens point to.
+  ForwardTask make_task(const plan::WorkItem& item, std::vector<TaskToken>& tokens) const {
     const LayerSpec& layer = call_.layer;
     const int32_t head = item.kv_head * group_size_;
-    const int64_t token = plan_.query_start_loc[item.request] + item.query_begin;
+    tokens.clear();
+    plan::for_each_run(plan_, item, [&](const plan::RowRun& run) { append_tokens(run, head, tokens); });
     ForwardTask task;
     task.head_dim = layer.head_dim;
     task.head_dim_v = dim_v_;
     task.group_size = group_size_;
-    task.num_tokens = item.query_end - item.query_begin;
+    task.tokens = tokens;
     task.query_dtype = call_.query.dtype;
-    task.query = at(call_.query, token * call_.query.stride[0] + head * call_.query.stride[1]);
-    task.query_token_stride = stride_bytes(call_.query, 0);
     task.query_head_stride = stride_bytes(call_.query, 1);
     task.kv = key_value_source(item);
     task.segments = {plan_.segments.data() + item.segment_begin, plan_.segments.data() + item.segment_end};
     task.scale = layer.effective_scale();
     task.softcap = layer.softcap;
-    task.alibi_slopes = alibi_slopes(item.request, head);
     task.sinks = sinks(head);
     task.mask = &plan_.mask;
-    task.mask_input = &plan_.mask_inputs[item.request];
-    task.query_begin = item.query_begin;
     task.first_head = head;
-    if (item.state_row >= 0) {
-      task.state_out = state_out_.get() + item.state_row * dim_v_;
-      task.state_lse = state_lse_.get() + item.state_row;
-    }
     task.out_dtype = call_.out.dtype;
     task.out_scale = out_scale_;
-    task.out = out_row(token, head);
-    task.out_token_stride = stride_bytes(call_.out, 0);
     task.out_head_stride = stride_bytes(call_.out, 1);
-    if (call_.lse.is_given()) {
-      task.lse = lse_row(token, head);
-      task.lse_token_stride = call_.lse.stride[1];
-      task.lse_head_stride = call_.lse.stride[0];
-    }
+    if (call_.lse.is_given()) task.lse_head_stride = call_.lse.stride[0];
     return task;
   }
 
+  void append_tokens(const plan::RowRun& run, int32_t head, std::vector<TaskToken>& tokens) const {
+    for (int32_t query = run.query_begin; query < run.query_end; ++query) {
+      const int64_t token = plan_.query_start_loc[run.request] + query;
+      TaskToken& added = tokens.emplace_back();
+      added.query = at(call_.query, token * call_.query.stride[0] + head * call_.query.stride[1]);
+      added.mask_input = &plan_.mask_inputs[run.request];
+      added.query_index = query;
+      added.alibi_slopes = alibi_slopes(run.request, head);
+      if (run.state_row >= 0) {
+        const int64_t row = run.state_row + int64_t{query - run.query_begin} * group_size_;
+        added.state_out = state_out_.get() + row * dim_v_;
+        added.state_lse = state_lse_.get() + row;
+      }
+      added.out = out_row(token, head);
+      if (call_.lse.is_given()) added.lse = lse_row(token, head);
+    }
+  }
+
+  // Items of several requests read the pages of the first: they are all theirs.
   KeyValueSource key_value_source(const plan::WorkItem& item) const {
     const Tensor& key = call_.key;
     const Tensor& value = call_.value;
@@ -164,12 +172,31 @@ class Forward {
   const float out_scale_;
 };
 
+// Of one core of a Xeon with AVX-512, which the vectors of other instruction sets scale (docs/plans.md). Choices depend
+// on the ratio of arithmetic to memory only, which differs little from machine to machine.
+index::DeviceCosts costs() {
+  const std::string_view set = forward_kernels().name;
+  const double width = set == "avx512" ? 1.0 : set == "avx2" ? 0.6 : 0.3;
+  index::DeviceCosts costs;
+  costs.num_workers = num_threads();
+  costs.worker_bytes_per_second = 10e9;
+  costs.bytes_per_second = costs.num_workers * costs.worker_bytes_per_second;
+  costs.few_rows_operations = 100e9 * width;
+  costs.many_rows_operations = 150e9 * width;
+  costs.few_rows_tile = 4;
+  costs.many_rows_tile = 6;
+  costs.item_seconds = 2e-6;
+  costs.step_seconds = 10e-6;
+  return costs;
+}
+
 class CpuLayer final : public plan::LayerEngine {
  public:
   explicit CpuLayer(const LayerSpec& layer)
       : cut_rules_{layer.num_kv_heads, layer.group_size(), kFewRows, kTileKv, kTileKv, kTileQ, kRowsPerItem} {}
 
   index::RequestCut cut_request(int32_t q_len, int32_t) const override { return index::cut_request(cut_rules_, q_len); }
+  plan::DeviceRules device_rules() const override { return {kSharedFewRows, kRowsPerItem, kManyRowsFrom, costs()}; }
   void place(plan::PlanData&, Stream) const override {}  // read where it is
   void forward(const plan::ForwardCall& call) const override { Forward(call).run(); }
   void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const plan::PlanData& plan,

@@ -20,10 +20,13 @@ namespace HWY_NAMESPACE {
 // Tokens between a load and its prefetch: one to two pages of 16. To L2, since rows whose stride is a power of two (all
 // heads of a token side by side) fall into few L1 sets and would push each other out.
 inline constexpr int32_t kAheadTokens = 24;
+// Blocks from which on an item's tiles of 16-bit keys and values are widened to f32 once for all of them, instead of by
+// each as it reads them. Bits are the same.
+inline constexpr int32_t kWideningBlocks = 8;
 inline constexpr int32_t kAccumulators = HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 ? 8 : 16;
 
 struct FewRowsScratch {
-  Scratch<float> query, output, row, max, sum, weights, key_scales, value_scales;
+  Scratch<float> query, output, row, max, sum, decay, weights, wide_keys, wide_values, key_scales, value_scales;
   Scratch<int32_t> visible;
   Scratch<const std::byte*> keys, values;
   mask::RowScratch mask;
@@ -73,21 +76,27 @@ class FewRows {
       : task_(task),
         terms_(task),
         blocks_per_token_((task.group_size + kHeads - 1) / kHeads),
-        blocks_(blocks_per_token_ * task.num_tokens),
+        blocks_(blocks_per_token_ * task.num_tokens()),
         query_stride_(round_up(task.head_dim, kLanes)),
         out_stride_(round_up(task.head_dim_v, kLanes)),
+        widens_(sizeof(T) < sizeof(float) && blocks_ >= kWideningBlocks),
         mask_scratch_(scratch.mask),
         query_(scratch.query.reserve(int64_t{blocks_} * kHeads * query_stride_)),
         output_(scratch.output.reserve(int64_t{blocks_} * kHeads * out_stride_)),
         row_(scratch.row.reserve(HWY_MAX(query_stride_, out_stride_))),
         max_(scratch.max.reserve(int64_t{blocks_} * kLanes)),
         sum_(scratch.sum.reserve(int64_t{blocks_} * kLanes)),
+        decay_(scratch.decay.reserve(int64_t{blocks_} * kLanes)),
         weights_(scratch.weights.reserve(int64_t{blocks_} * kBlockWeights)),
         key_scales_(scratch.key_scales.reserve(kBlockWeights)),
         value_scales_(scratch.value_scales.reserve(kBlockWeights)),
         visible_(scratch.visible.reserve(kTileKv)),
-        keys_(scratch.keys.reserve(kTileKv + kAheadTokens)),
-        values_(scratch.values.reserve(kTileKv + kAheadTokens)) {}
+        keys_(scratch.keys.reserve(2 * kTileKv)),
+        values_(scratch.values.reserve(2 * kTileKv)) {
+    if (!widens_) return;
+    wide_keys_ = scratch.wide_keys.reserve(int64_t{kTileKv} * query_stride_);
+    wide_values_ = scratch.wide_values.reserve(int64_t{kTileKv} * out_stride_);
+  }
 
   void run() {
     for (int32_t block = 0; block < blocks_; ++block) start_block(block);
@@ -101,7 +110,8 @@ class FewRows {
   }
 
  private:
-  static constexpr int32_t kKeys = kLanes / kHeads;  // keys a vector of scores
+  static constexpr int32_t kKeys = kLanes / kHeads;    // keys a vector of scores
+  static constexpr int32_t kBlocksInL1 = 16 / kHeads;  // 8 KB of queries where head_dim is 128
   // Weights of a block's tile [kTileKv][kHeads], then the compacted ones of a partial tile.
   static constexpr int32_t kBlockWeights = kTileKv * kHeads;
   static constexpr int32_t kPair = 2 * kLanes;
@@ -129,6 +139,7 @@ class FewRows {
   }
 
   int32_t token_of(int32_t block) const { return block / blocks_per_token_; }
+  const TaskToken& token_at(int32_t block) const { return task_.tokens[token_of(block)]; }
   int32_t first_head_of(int32_t block) const { return block % blocks_per_token_ * kHeads; }
   // Rows of the group; the last block may be filled up with rows of zeros.
   int32_t heads_of(int32_t block) const { return HWY_MIN(kHeads, task_.group_size - first_head_of(block)); }
@@ -163,7 +174,7 @@ class FewRows {
   void run_key_tile(int32_t kv_begin, int32_t count, int32_t remaining, bool hides_some) {
     kv_begin_ = kv_begin;
     count_ = count;
-    const int32_t known = HWY_MIN(remaining, kTileKv + kAheadTokens);
+    const int32_t known = HWY_MIN(remaining, kTileKv + (widens_ ? kTileKv : kAheadTokens));
     find_rows(task_.kv, false, kv_begin, kv_begin + known, keys_);
     find_rows(task_.kv, true, kv_begin, kv_begin + known, values_);
     ahead_ = known - count;
@@ -171,18 +182,54 @@ class FewRows {
       find_scales_of_heads(false, key_scales_);
       find_scales_of_heads(true, value_scales_);
     }
-    multiply_keys();
+    if (!widens_) return run_blocks<T>(hides_some);
+    widen_rows(keys_, task_.head_dim, wide_keys_, query_stride_);
+    widen_rows(values_, task_.head_dim_v, wide_values_, out_stride_);
+    run_blocks<float>(hides_some);
+  }
+
+  // The tile's rows as f32, each vector of them as load_pair and load give it; rows[i] is then where that is.
+  void widen_rows(const std::byte** rows, int32_t dims, float* wide, int32_t stride) {
+    for (int32_t key = 0; key < count_; ++key, wide += stride) {
+      const T* row = reinterpret_cast<const T*>(rows[key]);
+      rows[key] = reinterpret_cast<const std::byte*>(wide);
+      int32_t d = 0;
+      for (; d + kPair <= dims; d += kPair) {
+        V first, second;
+        load_pair(row + d, first, second);
+        hn::Store(first, F32(), wide + d);
+        hn::Store(second, F32(), wide + d + kLanes);
+      }
+      if (d + kLanes <= dims) {
+        hn::Store(load(row + d), F32(), wide + d);
+        d += kLanes;
+      }
+      if (d < dims) hn::Store(load_first(row + d, dims - d), F32(), wide + d);
+    }
+  }
+
+  // U: element of the rows that keys_ and values_ point to.
+  template <class U>
+  void run_blocks(bool hides_some) {
+    multiply_keys<U>();
     for (int32_t block = 0; block < blocks_; ++block) {
       const bool next_token = block % blocks_per_token_ == 0;
+      if (widens_) prefetch_share(block);
       if (terms_.any) apply_terms(block);
       if (hides_some) hide(block, next_token);
       update_softmax(block);
       if constexpr (kIsFloat8<T>) multiply_in_place(weights_of(block), value_scales_);
-      if (hides_some) {
-        multiply_visible_values(block);
-      } else {
-        multiply_values(block, weights_of(block), values_, count_, block == 0 ? count_ + ahead_ : 0);
-      }
+      if (hides_some) multiply_visible_values<U>(block);
+    }
+    if (!hides_some) multiply_all_values<U>();
+  }
+
+  // Each block's share of the tile behind this one, where rows are widened before they are used.
+  void prefetch_share(int32_t block) const {
+    const int32_t end = count_ + ahead_ * (block + 1) / blocks_;
+    for (int32_t key = count_ + ahead_ * block / blocks_; key < end; ++key) {
+      prefetch_row_to_l2(keys_[key], task_.head_dim * static_cast<int32_t>(sizeof(T)));
+      prefetch_row_to_l2(values_[key], task_.head_dim_v * static_cast<int32_t>(sizeof(T)));
     }
   }
 
@@ -202,25 +249,35 @@ class FewRows {
     }
   }
 
-  // weights[key][head] = query · key, for all blocks while the keys are in L1.
+  // weights[key][head] = query · key, a few blocks at a time, whose queries stay in L1 while the keys pass.
+  template <class U>
   void multiply_keys() {
-    const std::byte* keys[kKeys];
-    for (int32_t key = 0; key < count_; key += kKeys) {
-      for (int32_t i = 0; i < kKeys; ++i) {
-        keys[i] = keys_[HWY_MIN(key + i, count_ - 1)];
-        if (key + i + kAheadTokens < count_ + ahead_) {
-          prefetch_row_to_l2(keys_[key + i + kAheadTokens], task_.head_dim * static_cast<int32_t>(sizeof(T)));
-        }
-      }
-      for (int32_t block = 0; block < blocks_; ++block) {
-        hn::Store(scores(query_of(block), keys), F32(), weights_of(block) + key * kHeads);
-      }
+    for (int32_t begin = 0; begin < blocks_; begin += kBlocksInL1) {
+      multiply_keys<U>(begin, HWY_MIN(blocks_, begin + kBlocksInL1));
     }
     if constexpr (kIsFloat8<T>) {
       for (int32_t block = 0; block < blocks_; ++block) multiply_in_place(weights_of(block), key_scales_);
     }
   }
 
+  template <class U>
+  void multiply_keys(int32_t block_begin, int32_t block_end) {
+    const std::byte* keys[kKeys];
+    const int32_t known = block_begin == 0 && !widens_ ? count_ + ahead_ : 0;
+    for (int32_t key = 0; key < count_; key += kKeys) {
+      for (int32_t i = 0; i < kKeys; ++i) {
+        keys[i] = keys_[HWY_MIN(key + i, count_ - 1)];
+        if (key + i + kAheadTokens < known) {
+          prefetch_row_to_l2(keys_[key + i + kAheadTokens], task_.head_dim * static_cast<int32_t>(sizeof(T)));
+        }
+      }
+      for (int32_t block = block_begin; block < block_end; ++block) {
+        hn::Store(scores<U>(query_of(block), keys), F32(), weights_of(block) + key * kHeads);
+      }
+    }
+  }
+
+  template <class U>
   HWY_INLINE V scores(const float* query, const std::byte* const (&rows)[kKeys]) const {
     V sums[kLanes];
     HWY_UNROLL(16)
@@ -233,7 +290,7 @@ class FewRows {
         for (int i = 0; i < kKeys; ++i) sums[i * kHeads + h] = hn::MulAdd(q, key[i], sums[i * kHeads + h]);
       }
     };
-    const auto at = [&](int i, int32_t d) HWY_ATTR { return reinterpret_cast<const T*>(rows[i]) + d; };
+    const auto at = [&](int i, int32_t d) HWY_ATTR { return reinterpret_cast<const U*>(rows[i]) + d; };
     int32_t d = 0;
     for (; d + kPair <= task_.head_dim; d += kPair) {
       V first[kKeys], second[kKeys];
@@ -261,10 +318,11 @@ class FewRows {
     float slopes[kLanes];
     int32_t offsets[kLanes];
     int32_t to_first = 0;
-    if (task_.alibi_slopes != nullptr) to_first = kv_begin_ - task_.q_pos_begin() - token_of(block);
+    const TaskToken& token = token_at(block);
+    if (task_.has_alibi()) to_first = kv_begin_ - token.q_pos();
     for (int lane = 0; lane < kLanes; ++lane) {
       const int32_t head = first_head_of(block) + lane % kHeads;
-      slopes[lane] = head < task_.group_size ? slope_log2(task_, head) : 0.0F;
+      slopes[lane] = head < task_.group_size ? slope_log2(token, head) : 0.0F;
       offsets[lane] = to_first + lane / kHeads;
     }
     const V slope = hn::LoadU(F32(), slopes);
@@ -280,9 +338,9 @@ class FewRows {
   // Fills visible_ and hides the scores. Where the mask asks for the head, blocks are single heads.
   void hide(int32_t block, bool next_token) {
     if (next_token || task_.mask->depends_on_head) {
-      mask::evaluate_row(*task_.mask, *task_.mask_input, task_.query_begin + token_of(block),
-                         task_.first_head + first_head_of(block), kv_begin_, kv_begin_ + count_, visible_,
-                         mask_scratch_);
+      const TaskToken& token = token_at(block);
+      mask::evaluate_row(*task_.mask, *token.mask_input, token.query_index, task_.first_head + first_head_of(block),
+                         kv_begin_, kv_begin_ + count_, visible_, mask_scratch_);
     }
     float* weights = weights_of(block);
     for (int32_t key = 0; key < count_; ++key) {
@@ -315,7 +373,7 @@ class FewRows {
     float* running_sum = sum_ + int64_t{block} * kLanes;
     hn::Store(hn::MulAdd(hn::Load(F32(), running_sum), decay, tile_sum), F32(), running_sum);
     hn::Store(row_max, F32(), running_max);
-    hn::Store(decay, F32(), decay_);
+    hn::Store(decay, F32(), decay_ + int64_t{block} * kLanes);
   }
 
   // Each head's maximum over the keys of a vector, in all of the head's lanes.
@@ -330,6 +388,7 @@ class FewRows {
   }
 
   // Only keys that the token sees: a hidden value may be NaN, and 0·NaN is NaN.
+  template <class U>
   void multiply_visible_values(int32_t block) {
     const float* weights = weights_of(block);
     int32_t count = 0;
@@ -338,40 +397,53 @@ class FewRows {
       std::memcpy(visible_weights_ + count * kHeads, weights + key * kHeads, sizeof(float) * kHeads);
       visible_values_[count++] = values_[key];
     }
-    multiply_values(block, visible_weights_, visible_values_, count, 0);
+    for_each_strip([&](int32_t d, auto vectors) HWY_ATTR {
+      multiply_strip<U, vectors()>(block, d, visible_weights_, visible_values_, count, 0);
+    });
   }
 
-  // output = output·decay + Σ weight·value, a strip of dimensions at a time. The first strip prefetches whole rows, as
+  // A strip of the values stays in L1 while the blocks pass. The first block's first strip prefetches whole rows, as
   // far as addresses are known.
-  void multiply_values(int32_t block, const float* weights, const std::byte* const* values, int32_t count,
-                       int32_t known) {
+  template <class U>
+  void multiply_all_values() {
+    for_each_strip([&](int32_t d, auto vectors) HWY_ATTR {
+      for (int32_t block = 0; block < blocks_; ++block) {
+        const bool prefetches = d == 0 && block == 0 && !widens_;
+        multiply_strip<U, vectors()>(block, d, weights_of(block), values_, count_, prefetches ? count_ + ahead_ : 0);
+      }
+    });
+  }
+
+  // Calls body(first dimension, integral constant: how many vectors).
+  template <class Body>
+  HWY_INLINE void for_each_strip(const Body& body) const {
     constexpr int kStrip = kAccumulators / kHeads < 8 ? kAccumulators / kHeads : 8;
     const int32_t dims = task_.head_dim_v;
     int32_t d = 0;
-    for (; d + kStrip * kLanes <= dims; d += kStrip * kLanes, known = 0) {
-      multiply_strip<kStrip>(block, d, weights, values, count, known);
-    }
-    for (; d + kPair <= dims; d += kPair, known = 0) multiply_strip<2>(block, d, weights, values, count, known);
-    for (; d < dims; d += kLanes, known = 0) multiply_strip<1>(block, d, weights, values, count, known);
+    for (; d + kStrip * kLanes <= dims; d += kStrip * kLanes) body(d, std::integral_constant<int, kStrip>());
+    for (; d + kPair <= dims; d += kPair) body(d, std::integral_constant<int, 2>());
+    for (; d < dims; d += kLanes) body(d, std::integral_constant<int, 1>());
   }
 
-  template <int kVectors>
+  // output = output·decay + Σ weight·value, of a strip of dimensions.
+  template <class U, int kVectors>
   void multiply_strip(int32_t block, int32_t d, const float* weights, const std::byte* const* values, int32_t count,
                       int32_t known) {
     float* output = output_of(block) + d;
+    const float* decay = decay_ + int64_t{block} * kLanes;
     V sums[kHeads][kVectors];
     HWY_UNROLL(8)
     for (int h = 0; h < kHeads; ++h) {
       HWY_UNROLL(8)
       for (int v = 0; v < kVectors; ++v) {
-        sums[h][v] = hn::Mul(hn::Load(F32(), output + h * out_stride_ + v * kLanes), set(decay_[h]));
+        sums[h][v] = hn::Mul(hn::Load(F32(), output + h * out_stride_ + v * kLanes), set(decay[h]));
       }
     }
     const int32_t left = task_.head_dim_v - d;
     const int32_t row_bytes = task_.head_dim_v * static_cast<int32_t>(sizeof(T));
     for (int32_t key = 0; key < count; ++key) {
       if (key + kAheadTokens < known) prefetch_row_to_l2(values[key + kAheadTokens], row_bytes);
-      const T* value = reinterpret_cast<const T*>(values[key]) + d;
+      const U* value = reinterpret_cast<const U*>(values[key]) + d;
       V column[kVectors];
       if constexpr (kVectors == 1) {
         column[0] = left >= kLanes ? load(value) : load_first(value, left);
@@ -399,6 +471,7 @@ class FewRows {
   const int32_t blocks_;
   const int32_t query_stride_;
   const int32_t out_stride_;
+  const bool widens_;
   mask::RowScratch& mask_scratch_;
 
   float* const query_;         // [blocks, kHeads, query_stride], scaled, in the order of load_pair
@@ -406,18 +479,20 @@ class FewRows {
   float* const row_;           // a row in plain order
   float* const max_;           // [blocks, kLanes]: of head lane % kHeads, log2
   float* const sum_;           // [blocks, kLanes]: of the keys that met this lane
+  float* const decay_;         // [blocks, kLanes]: of the tile's softmax, by head
   float* const weights_;       // [blocks, kTileKv, kHeads]: scores, then weights
   float* const key_scales_;    // [kTileKv, kHeads], of 8-bit caches
   float* const value_scales_;  // likewise
   int32_t* const visible_;
   const std::byte** const keys_;  // addresses of the tile's rows and of those prefetched
   const std::byte** const values_;
+  float* wide_keys_ = nullptr;  // [kTileKv, query_stride]: the tile's, where they are widened
+  float* wide_values_ = nullptr;
 
   // The current tile of keys.
   int32_t kv_begin_ = 0;
   int32_t count_ = 0;
   int32_t ahead_ = 0;  // keys behind the tile that are prefetched
-  alignas(64) float decay_[kLanes];
   alignas(64) float visible_weights_[kTileKv * kHeads];
   const std::byte* visible_values_[kTileKv];
 };

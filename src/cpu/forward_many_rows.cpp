@@ -151,12 +151,28 @@ class ManyRows {
 
   int32_t last_row() const { return HWY_MIN(row_begin_ + tile_rows_, task_.num_rows()) - 1; }
 
+  // Of one request's tokens at a time; the class of all is theirs if it is the same.
   TileClass classify_query_tile() const {
-    const int32_t first = task_.query_begin + row_begin_ / task_.group_size;
-    const int32_t last = task_.query_begin + last_row() / task_.group_size;
-    return mask::classify(
-        *task_.mask, *task_.mask_input,
-        {first, last + 1, kv_begin_, kv_begin_ + count_, task_.first_head, task_.first_head + task_.group_size});
+    const int32_t end = last_row() / task_.group_size + 1;
+    int32_t begin = row_begin_ / task_.group_size;
+    const TileClass first = classify_run(begin, end);
+    while (begin < end) {
+      if (first == TileClass::partial || classify_run(begin, end) != first) return TileClass::partial;
+    }
+    return first;
+  }
+
+  // The tokens from `begin` on that follow one another in one request; moves `begin` behind them.
+  TileClass classify_run(int32_t& begin, int32_t end) const {
+    const TaskToken& first = task_.tokens[begin];
+    int32_t last_index = first.query_index;
+    while (++begin < end && task_.tokens[begin].mask_input == first.mask_input &&
+           task_.tokens[begin].query_index == last_index + 1) {
+      ++last_index;
+    }
+    return mask::classify(*task_.mask, *first.mask_input,
+                          {first.query_index, last_index + 1, kv_begin_, kv_begin_ + count_, task_.first_head,
+                           task_.first_head + task_.group_size});
   }
 
   // Fills row_masks_. Without hidden keys a short tile still hides what lies behind its end.
@@ -170,7 +186,7 @@ class ManyRows {
       const int32_t packed = row_begin_ + row;
       const int32_t head = packed % task_.group_size;
       const bool as_before = row > 0 && (packed > last_row() || (head > 0 && !task_.mask->depends_on_head));
-      row_masks_[row] = as_before ? row_masks_[row - 1] : evaluate(packed / task_.group_size, head, row);
+      row_masks_[row] = as_before ? row_masks_[row - 1] : evaluate(task_.tokens[packed / task_.group_size], head, row);
     }
   }
 
@@ -179,9 +195,9 @@ class ManyRows {
     return visible_;
   }
 
-  RowMask evaluate(int32_t token, int32_t head, int32_t slot) {
+  RowMask evaluate(const TaskToken& token, int32_t head, int32_t slot) {
     int32_t* visible = visible_ + int64_t{slot} * kTileKv;
-    mask::evaluate_row(*task_.mask, *task_.mask_input, task_.query_begin + token, task_.first_head + head, kv_begin_,
+    mask::evaluate_row(*task_.mask, *token.mask_input, token.query_index, task_.first_head + head, kv_begin_,
                        kv_begin_ + count_, visible, mask_scratch_);
     for (int32_t key = count_; key < kTileKv; ++key) visible[key] = 0;
     int32_t begin = 0;
@@ -232,9 +248,9 @@ class ManyRows {
   void apply_terms() {
     for (int32_t row = 0; row < tile_rows_; ++row) {
       const int32_t packed = HWY_MIN(row_begin_ + row, task_.num_rows() - 1);
-      const V slope = set(slope_log2(task_, packed % task_.group_size));
-      int32_t to_first = 0;
-      if (task_.alibi_slopes != nullptr) to_first = kv_begin_ - task_.q_pos_begin() - packed / task_.group_size;
+      const TaskToken& token = task_.tokens[packed / task_.group_size];
+      const V slope = set(slope_log2(token, packed % task_.group_size));
+      const int32_t to_first = task_.has_alibi() ? kv_begin_ - token.q_pos() : 0;
       float* scores = score_row(row);
       for (int32_t key = 0; key < count_; key += kLanes) {
         const V distance = hn::ConvertTo(F32(), hn::Abs(hn::Iota(I32(), to_first + key)));

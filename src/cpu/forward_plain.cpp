@@ -37,16 +37,16 @@ double token_scale(const KeyValueSource& kv, bool of_value, int64_t position) {
       .data[kv.pages[position / kv.page_size] * scales.page_stride + position % kv.page_size * scales.token_stride];
 }
 
-double score(const ForwardTask& task, int32_t token, int32_t head, int32_t position) {
-  const std::byte* query = task.query + token * task.query_token_stride + head * task.query_head_stride;
+double score(const ForwardTask& task, const TaskToken& token, int32_t head, int32_t position) {
+  const std::byte* query = token.query + head * task.query_head_stride;
   const std::byte* key = token_row(task.kv, false, position);
   double sum = 0;
   for (int32_t d = 0; d < task.head_dim; ++d) sum += load(task.query_dtype, query, d) * load(task.kv.dtype, key, d);
   sum *= token_scale(task.kv, false, position) * task.scale;
   if (task.softcap > 0) sum = task.softcap * std::tanh(sum / task.softcap);
-  if (task.alibi_slopes != nullptr) {
-    const int64_t distance = int64_t{task.q_pos_begin()} + token - position;
-    sum -= double{task.alibi_slopes[head]} * static_cast<double>(std::abs(distance));
+  if (token.alibi_slopes != nullptr) {
+    const int64_t distance = int64_t{token.q_pos()} - position;
+    sum -= double{token.alibi_slopes[head]} * static_cast<double>(std::abs(distance));
   }
   return sum;
 }
@@ -56,14 +56,14 @@ struct VisibleKey {
   double score;
 };
 
-std::vector<VisibleKey> visible_keys(const ForwardTask& task, int32_t token, int32_t head) {
+std::vector<VisibleKey> visible_keys(const ForwardTask& task, const TaskToken& token, int32_t head) {
   std::vector<VisibleKey> keys;
   std::vector<int32_t> visible;
   mask::RowScratch scratch;
   for (const mask::KeySegment& segment : task.segments) {
     visible.assign(segment.end - segment.begin, -1);
     if (segment.tile_class == TileClass::partial) {
-      mask::evaluate_row(*task.mask, *task.mask_input, task.query_begin + token, task.first_head + head, segment.begin,
+      mask::evaluate_row(*task.mask, *token.mask_input, token.query_index, task.first_head + head, segment.begin,
                          segment.end, visible.data(), scratch);
     }
     for (int32_t position = segment.begin; position < segment.end; ++position) {
@@ -73,8 +73,8 @@ std::vector<VisibleKey> visible_keys(const ForwardTask& task, int32_t token, int
   return keys;
 }
 
-void compute_row(const ForwardTask& task, int32_t token, int32_t head) {
-  const bool finish = task.state_out == nullptr;
+void compute_row(const ForwardTask& task, const TaskToken& token, int32_t head) {
+  const bool finish = token.state_out == nullptr;
   const double sink = finish && task.sinks != nullptr ? task.sinks[head] : -kInfinity;
   const std::vector<VisibleKey> keys = visible_keys(task, token, head);
 
@@ -92,13 +92,10 @@ void compute_row(const ForwardTask& task, int32_t token, int32_t head) {
   }
 
   const double lse = std::log(sum) + max;
-  const int64_t row = int64_t{token} * task.group_size + head;
-  if (!finish) task.state_lse[row] = static_cast<float>(lse);
-  if (finish && task.lse != nullptr) {
-    task.lse[head * task.lse_head_stride + token * task.lse_token_stride] = static_cast<float>(lse);
-  }
-  std::byte* out = finish ? task.out + token * task.out_token_stride + head * task.out_head_stride
-                          : reinterpret_cast<std::byte*>(task.state_out + row * task.head_dim_v);
+  if (!finish) token.state_lse[head] = static_cast<float>(lse);
+  if (finish && token.lse != nullptr) token.lse[head * task.lse_head_stride] = static_cast<float>(lse);
+  std::byte* out = finish ? token.out + head * task.out_head_stride
+                          : reinterpret_cast<std::byte*>(token.state_out + int64_t{head} * task.head_dim_v);
   for (int32_t d = 0; d < task.head_dim_v; ++d) {
     const double result = sum == 0 ? 0.0 : mean[d] / sum;  // no weight: no mean
     store(finish ? task.out_dtype : DType::f32, out, d, finish ? result / task.out_scale : result);
@@ -108,7 +105,7 @@ void compute_row(const ForwardTask& task, int32_t token, int32_t head) {
 }  // namespace
 
 void forward_plain(const ForwardTask& task) {
-  for (int32_t token = 0; token < task.num_tokens; ++token) {
+  for (const TaskToken& token : task.tokens) {
     for (int32_t head = 0; head < task.group_size; ++head) compute_row(task, token, head);
   }
 }

@@ -22,6 +22,10 @@ inline constexpr int32_t kTileQ = 96;
 inline constexpr int32_t kRowsPerItem = 384;
 // Packed rows of a request up to which few_rows runs.
 inline constexpr int32_t kFewRows = 16;
+// Packed rows of an item for few_rows whose keys several requests share.
+inline constexpr int32_t kSharedFewRows = 256;
+// Rows of such an item from which on many_rows is the quicker one.
+inline constexpr int32_t kManyRowsFrom = 32;
 
 // What the elements of 8-bit rows are multiplied by: of one request and one KV head, strides in elements, 0 where
 // tokens share a scale.
@@ -31,7 +35,7 @@ struct TokenScales {
   int64_t token_stride = 0;
 };
 
-// The keys and values of one request and one KV head. Strides in bytes.
+// The keys and values of one KV head, of a request or of several that share them. Strides in bytes.
 struct KeyValueSource {
   DType dtype = DType::f32;        // f32, f16, bf16, f8e4m3, f8e5m2
   const std::byte* key = nullptr;  // dense: the request's first key; paged: page 0 of the cache; at this KV head
@@ -45,48 +49,54 @@ struct KeyValueSource {
   TokenScales key_scale, value_scale;  // of 8-bit pages
 };
 
+// A new token of an item: its heads of the group are rows. Tokens of one item may belong to several requests.
+struct TaskToken {
+  const std::byte* query = nullptr;  // [group_size, head_dim]
+  const mask::ProgramInput* mask_input = nullptr;
+  int32_t query_index = 0;              // among its request's new tokens
+  const float* alibi_slopes = nullptr;  // [group_size], or nullptr for all tokens
+
+  // Partial result: state_out [group_size, head_dim_v] (mean, normalised) and state_lse [group_size] (natural).
+  // nullptr: the rows are finished.
+  float* state_out = nullptr;
+  float* state_lse = nullptr;
+  std::byte* out = nullptr;  // [group_size, head_dim_v]
+  float* lse = nullptr;      // [group_size], or nullptr
+
+  // Absolute position.
+  int32_t q_pos() const { return query_index + mask_input->kv_len - mask_input->q_len; }
+};
+
 // Rows are packed (token, head of the group): row = token·group_size + head.
 struct ForwardTask {
   int32_t head_dim = 0;
   int32_t head_dim_v = 0;
   int32_t group_size = 0;
-  int32_t num_tokens = 0;
+  std::span<const TaskToken> tokens;
 
   DType query_dtype = DType::f32;
-  const std::byte* query = nullptr;  // [num_tokens, group_size, head_dim] at the first token and head; strides in bytes
-  int64_t query_token_stride = 0;
-  int64_t query_head_stride = 0;
+  int64_t query_head_stride = 0;  // in bytes
 
   KeyValueSource kv;
-  // Non-empty runs of keys in rising order; runs begin at multiples of kTileKv. Keys outside are not read.
+  // Non-empty runs of keys in rising order; runs begin at multiples of kTileKv. Keys outside are not read. A run is
+  // full if every token sees all of it.
   std::span<const mask::KeySegment> segments;
 
   float scale = 1;
-  float softcap = 0;                    // 0 = off
-  const float* alibi_slopes = nullptr;  // [group_size], or nullptr
-  const float* sinks = nullptr;         // [group_size], or nullptr: joined once, by whoever finishes the row
+  float softcap = 0;             // 0 = off
+  const float* sinks = nullptr;  // [group_size], or nullptr: joined once, by whoever finishes the row
 
   const mask::Program* mask = nullptr;  // evaluated on partial segments
-  const mask::ProgramInput* mask_input = nullptr;
-  int32_t query_begin = 0;  // index of the first token within its request's new tokens
-  int32_t first_head = 0;   // the group's first query head
-
-  // Partial result: state_out [rows, head_dim_v] (mean, normalised) and state_lse [rows] (natural). nullptr: finish.
-  float* state_out = nullptr;
-  float* state_lse = nullptr;
+  int32_t first_head = 0;               // the group's first query head
 
   DType out_dtype = DType::f32;
-  float out_scale = 1;       // 8-bit outputs are results / out_scale
-  std::byte* out = nullptr;  // [num_tokens, group_size, head_dim_v]; strides in bytes
-  int64_t out_token_stride = 0;
-  int64_t out_head_stride = 0;
-  float* lse = nullptr;  // [group_size, num_tokens], or nullptr; strides in elements
-  int64_t lse_token_stride = 0;
-  int64_t lse_head_stride = 0;
+  float out_scale = 1;          // 8-bit outputs are results / out_scale
+  int64_t out_head_stride = 0;  // in bytes
+  int64_t lse_head_stride = 0;  // in elements
 
-  int32_t num_rows() const { return num_tokens * group_size; }
-  // Absolute position of the first token.
-  int32_t q_pos_begin() const { return query_begin + mask_input->kv_len - mask_input->q_len; }
+  int32_t num_tokens() const { return static_cast<int32_t>(tokens.size()); }
+  int32_t num_rows() const { return num_tokens() * group_size; }
+  bool has_alibi() const { return !tokens.empty() && tokens.front().alibi_slopes != nullptr; }
 };
 
 // out = rows · matrixᵀ, sums in f32. Strides in bytes; rows of all three are contiguous and of one dtype.

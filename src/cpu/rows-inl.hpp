@@ -72,8 +72,7 @@ void load_row_as(const std::byte* row, int32_t count, float factor, float* out) 
 }
 
 inline void load_query_row(const ForwardTask& task, int32_t row, float* out) {
-  const std::byte* query =
-      task.query + row / task.group_size * task.query_token_stride + row % task.group_size * task.query_head_stride;
+  const std::byte* query = task.tokens[row / task.group_size].query + row % task.group_size * task.query_head_stride;
   const float factor = query_factor(task);
   if (task.query_dtype == DType::f32) return load_row_as<float>(query, task.head_dim, factor, out);
   if (task.query_dtype == DType::f16) return load_row_as<hwy::float16_t>(query, task.head_dim, factor, out);
@@ -87,9 +86,7 @@ struct ScoreTerms {
   float softcap_log2;
 
   explicit ScoreTerms(const ForwardTask& task)
-      : any(task.softcap > 0 || task.alibi_slopes != nullptr),
-        softcap(task.softcap > 0),
-        softcap_log2(task.softcap * kLog2e) {}
+      : any(task.softcap > 0 || task.has_alibi()), softcap(task.softcap > 0), softcap_log2(task.softcap * kLog2e) {}
 
   // distance = |q_pos - kv_pos|, slope in log2 units; slope 0 where there is none
   HWY_INLINE V apply(V raw, V slope, V distance) const {
@@ -98,8 +95,8 @@ struct ScoreTerms {
   }
 };
 
-inline float slope_log2(const ForwardTask& task, int32_t head) {
-  return task.alibi_slopes != nullptr ? task.alibi_slopes[head] * kLog2e : 0.0F;
+inline float slope_log2(const TaskToken& token, int32_t head) {
+  return token.alibi_slopes != nullptr ? token.alibi_slopes[head] * kLog2e : 0.0F;
 }
 
 // Outputs of 8-bit floats are divided by out_scale.
@@ -118,9 +115,9 @@ inline void store_row(DType dtype, const float* values, int32_t count, float out
 // Ends a row: sum = Σ 2^(score - max) and weighted = Σ 2^(score - max)·v, max in log2 (-inf: nothing was seen).
 // `weighted` is overwritten.
 inline void finish_row(const ForwardTask& task, int32_t row, float max, float sum, float* weighted) {
-  const int32_t token = row / task.group_size;
+  const TaskToken& token = task.tokens[row / task.group_size];
   const int32_t head = row % task.group_size;
-  const bool is_state = task.state_out != nullptr;
+  const bool is_state = token.state_out != nullptr;
   const double sink = !is_state && task.sinks != nullptr ? task.sinks[head] : -HUGE_VAL;
   const double own = double{max} * 0.693147180559945309;
   double joined = sink > own ? sink : own;
@@ -134,13 +131,12 @@ inline void finish_row(const ForwardTask& task, int32_t row, float max, float su
   for (int32_t d = 0; d < task.head_dim_v; ++d) weighted[d] = total == 0 ? 0.0F : weighted[d] * factor + 0.0F;
 
   if (is_state) {
-    std::memcpy(task.state_out + int64_t{row} * task.head_dim_v, weighted, task.head_dim_v * sizeof(float));
-    task.state_lse[row] = lse;
+    std::memcpy(token.state_out + int64_t{head} * task.head_dim_v, weighted, task.head_dim_v * sizeof(float));
+    token.state_lse[head] = lse;
     return;
   }
-  store_row(task.out_dtype, weighted, task.head_dim_v, task.out_scale,
-            task.out + token * task.out_token_stride + head * task.out_head_stride);
-  if (task.lse != nullptr) task.lse[head * task.lse_head_stride + token * task.lse_token_stride] = lse;
+  store_row(task.out_dtype, weighted, task.head_dim_v, task.out_scale, token.out + head * task.out_head_stride);
+  if (token.lse != nullptr) token.lse[head * task.lse_head_stride] = lse;
 }
 
 #endif  // QKV_TARGET_HAS_VECTORS

@@ -7,6 +7,7 @@
 
 #include "core/environment.hpp"
 #include "core/scale_layout.hpp"
+#include "cuda/device_rules.hpp"
 #include "cuda/forward_sm80.hpp"
 #include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/forward_sm90_many_rows.hpp"
@@ -112,6 +113,8 @@ class CudaLayer final : public plan::LayerEngine {
   index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const override {
     return cuda::cut_request(layer_, kernels_, q_len, kv_len);
   }
+
+  plan::DeviceRules device_rules() const override { return cuda::device_rules(device_facts(device_index_)); }
 
   void place(plan::PlanData& plan, Stream stream) const override {
     const CurrentDevice current(device_index_);

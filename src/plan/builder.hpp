@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "core/index/split.hpp"
+#include "plan/engine.hpp"
 #include "plan/plan_data.hpp"
 #include "qkv/batch.hpp"
 #include "qkv/layer.hpp"
@@ -13,7 +14,8 @@ namespace qkv::plan {
 // LayerEngine::cut_request.
 using RequestCutter = std::function<index::RequestCut(int32_t q_len, int32_t kv_len)>;
 
-PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& cut_request);
+PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& cut_request,
+               const DeviceRules& rules = {});
 
 // Fills everything but segments, items and merges. Throws on the first thing that is wrong.
 PlanData read_batch(const LayerSpec& layer, const Batch& batch);
@@ -21,8 +23,17 @@ PlanData read_batch(const LayerSpec& layer, const Batch& batch);
 // Checks slots (-1 = nowhere, no slot twice) and returns the highest, or -1.
 int64_t check_slots(const std::vector<int64_t>& slots);
 
+// Checks the batch's prefix groups and fills prefix_groups. The rest of the batch has been read.
+void read_prefix_groups(const Batch& batch, PlanData& plan);
+
+// Fills prefix_groups with what the block table says.
+void find_prefix_groups(PlanData& plan);
+
 // Fills segments, items, merges and num_state_rows.
 void cut_work(PlanData& plan, const RequestCutter& cut_request);
+
+// Joins items of several requests that read the same keys, up to the rules' packed rows an item.
+void share_prefixes(PlanData& plan, const RequestCutter& cut_request, const DeviceRules& rules);
 
 // The plan in words, one line a request.
 std::string describe(const PlanData& plan);

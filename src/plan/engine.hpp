@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "core/index/cost.hpp"
 #include "core/index/split.hpp"
 #include "plan/gather.hpp"
 #include "plan/plan_data.hpp"
@@ -14,6 +15,16 @@
 #include "qkv/ops.hpp"
 
 namespace qkv::plan {
+
+// What the planner asks of a device, besides how it cuts a request.
+struct DeviceRules {
+  // Packed rows of an item whose keys several requests share, at most; 0 = the engine's items are of one request.
+  int32_t shared_few_rows = 0;
+  int32_t shared_many_rows = 0;
+  // Rows of such an item from which on the many-rows kernel is the quicker one, where bits may change; 0 = never.
+  int32_t many_rows_from = 0;
+  index::DeviceCosts costs = {};
+};
 
 // All tensors are checked before an engine sees them.
 struct ForwardCall {
@@ -35,6 +46,7 @@ class LayerEngine {
   virtual ~LayerEngine() = default;
   // How a request is cut. By the layer and these two numbers only, so that its bits never depend on its batch.
   virtual index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const = 0;
+  virtual DeviceRules device_rules() const = 0;
   // Brings the plan to where the engine reads it.
   virtual void place(PlanData& plan, Stream stream) const = 0;
   virtual void forward(const ForwardCall& call) const = 0;

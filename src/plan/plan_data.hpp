@@ -6,10 +6,19 @@
 #include <string>
 #include <vector>
 
+#include "core/index/cost.hpp"
 #include "mask/program.hpp"
+#include "qkv/batch.hpp"
 #include "qkv/layer.hpp"
 
 namespace qkv::plan {
+
+// New tokens of one request whose rows, these x the heads of the group, an item works on.
+struct RowRun {
+  int32_t request;
+  int32_t query_begin, query_end;
+  int64_t state_row;  // first row in the buffer of partial states; -1 = the item writes the output itself
+};
 
 // Query rows x a run of keys -> a state, or the finished output where the run is all that the rows see.
 struct WorkItem {
@@ -21,6 +30,8 @@ struct WorkItem {
   int32_t merge;                       // index in PlanData::merges of the join that its state enters; -1 = none
   int64_t cost;                        // row x key pairs, for balancing
   bool few_rows;                       // which of the engine's two kernels runs: by the request's own rows only
+  // Range in PlanData::shared_rows: rows of further requests that share the item's keys. Mostly empty.
+  int32_t shared_begin, shared_end;
 };
 
 // Joins the states of one row block, in rising order of keys.
@@ -65,12 +76,27 @@ struct PlanData {
   std::vector<std::vector<int32_t>> operands;   // in the order of mask.operands
   std::vector<mask::ProgramInput> mask_inputs;  // [num_requests], pointing into `operands`
 
+  PrefixSharing prefix_sharing = PrefixSharing::automatic;
+  bool prefix_sharing_keeps_bits = true;
+  std::vector<PrefixGroup> prefix_groups;  // nested ones behind those that hold them
+
   std::vector<mask::KeySegment> segments;
-  std::vector<WorkItem> items;  // most expensive first
+  std::vector<WorkItem> items;      // most expensive first
+  std::vector<RowRun> shared_rows;  // of items that stand for several requests
   std::vector<MergeItem> merges;
   int64_t num_state_rows = 0;
 
+  index::DeviceCosts costs;  // of the device that the plan was made for
+  double seconds_apart = 0;  // predicted without sharing, where that was asked; 0 = it was not
+
   std::unique_ptr<PlacedPlan> placed;
 };
+
+// All rows of an item, run by run.
+template <class Visit>
+void for_each_run(const PlanData& plan, const WorkItem& item, Visit visit) {
+  visit(RowRun{item.request, item.query_begin, item.query_end, item.state_row});
+  for (int32_t i = item.shared_begin; i < item.shared_end; ++i) visit(plan.shared_rows[i]);
+}
 
 }  // namespace qkv::plan

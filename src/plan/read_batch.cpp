@@ -213,6 +213,7 @@ PlanData read_batch(const LayerSpec& layer, const Batch& batch) {
   read_slot_mapping(batch.slot_mapping, plan);
   read_operands(batch.mask_operands, plan);
   read_alibi_slopes(batch.alibi_slopes, plan);
+  read_prefix_groups(batch, plan);
   return plan;
 }
 

@@ -28,9 +28,6 @@ class Cutter {
 
   void run() {
     for (int32_t request = 0; request < plan_.num_requests; ++request) cut_request(request);
-    // Longest first, so that the last items to start are short ones. Stable: the order is the same everywhere.
-    std::stable_sort(plan_.items.begin(), plan_.items.end(),
-                     [](const WorkItem& a, const WorkItem& b) { return a.cost > b.cost; });
   }
 
  private:

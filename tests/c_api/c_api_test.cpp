@@ -333,5 +333,20 @@ TEST(c_api, number_of_threads_is_kept) {
   expect_ok(qkv_set_num_threads(0));
 }
 
+TEST(c_api, prefix_groups_and_sharing_reach_the_plan) {
+  auto c = testing::case_of(4, 1, 8, {1, 1}, {1200, 1300});
+  c.prefix_groups = {{{0, 1}, 1100}};
+  c.with_prefix_groups = true;
+  c.prefix_sharing = PrefixSharing::always;
+  const tools::CaseData data(c);
+  const Plan expected = Attention(c.layer).plan(data.batch());
+  const CBatch batch(data.batch());
+  const auto plan = make_plan(create(CSpec(c.layer).spec), batch.batch);
+  const std::string dump = text_of(
+      [&](char* text, size_t capacity, size_t* needed) { return qkv_plan_dump(plan.get(), text, capacity, needed); });
+  EXPECT_EQ(dump, expected.dump());
+  EXPECT_NE(dump.find("2 requests from 0 on share 1100 keys"), std::string::npos) << dump;
+}
+
 }  // namespace
 }  // namespace qkv

@@ -57,7 +57,7 @@ struct CSpec {
 };
 
 struct CBatch {
-  explicit CBatch(const Batch& source) : names(source.mask_operands) {
+  explicit CBatch(const Batch& source) : names(source.mask_operands), source_groups(source.prefix_groups) {
     for (const MaskOperand& operand : names) operands.push_back({operand.name.c_str(), to_c(operand.values)});
     qkv_batch_init(&batch, sizeof batch);
     batch.query_start_loc = to_c(source.query_start_loc);
@@ -67,12 +67,21 @@ struct CBatch {
     batch.mask_operands = operands.data();
     batch.num_mask_operands = static_cast<int64_t>(operands.size());
     batch.alibi_slopes = to_c(source.alibi_slopes);
+    for (const PrefixGroup& group : source_groups) {
+      groups.push_back({group.requests.data(), static_cast<int64_t>(group.requests.size()), group.num_tokens});
+    }
+    batch.prefix_sharing = static_cast<qkv_prefix_sharing>(source.prefix_sharing);
+    batch.prefix_sharing_changes_bits = source.prefix_sharing_keeps_bits ? 0 : 1;
+    batch.prefix_groups = groups.data();
+    batch.num_prefix_groups = static_cast<int64_t>(groups.size());
   }
   CBatch(const CBatch&) = delete;
   CBatch& operator=(const CBatch&) = delete;
 
   std::vector<MaskOperand> names;
   std::vector<qkv_mask_operand> operands;
+  std::vector<PrefixGroup> source_groups;
+  std::vector<qkv_prefix_group> groups;
   qkv_batch batch;
 };
 

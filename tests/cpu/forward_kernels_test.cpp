@@ -157,6 +157,39 @@ TEST_P(ForwardKernelsTest, bits_of_a_token_do_not_depend_on_the_others) {
   }
 }
 
+// The second request sees the same keys from seven positions further back.
+TEST_P(ForwardKernelsTest, bits_of_a_token_do_not_depend_on_other_requests_that_share_the_keys) {
+  for (uint32_t seed = 1; seed <= 100; ++seed) {
+    const Scene scene(random_config(seed));
+    const Config& config = scene.config();
+    const Scene::Result alone = scene.run(kernel());
+    ForwardTask task = scene.task();
+    std::vector<TaskToken> tokens(task.tokens.begin(), task.tokens.end());
+    mask::ProgramInput other = *tokens.front().mask_input;
+    other.request += 3;
+    other.kv_len -= 7;
+    for (size_t t = tokens.size(); t-- > 0;) {  // before and behind the first request's tokens
+      const bool before = t % 2 == 0;
+      TaskToken token = tokens[t];
+      token.mask_input = &other;
+      tokens.insert(before ? tokens.begin() : tokens.end(), token);
+    }
+    const auto first = static_cast<size_t>(config.num_tokens + 1) / 2;
+    std::vector<mask::KeySegment> segments;
+    for (int32_t begin = config.kv_begin / kTileKv * kTileKv; begin < config.kv_end; begin += kTileKv) {
+      segments.push_back({begin, std::min(begin + kTileKv, config.kv_end), TileClass::partial});
+    }
+    task.tokens = tokens;
+    task.segments = segments;
+    if (config.page_size != 0) continue;  // pages that no segment of the scene touches are wild
+    const Scene::Result together = scene.run(kernel(), task);
+    const size_t row = first * config.group_size;
+    expect_same_bits(alone.out.data(), &together.out[row * config.head_dim_v], alone.out.size(), config);
+    expect_same_bits(alone.lse.data(), &together.lse[row], alone.lse.size(), config);
+    if (HasFatalFailure()) return;
+  }
+}
+
 TEST_P(ForwardKernelsTest, hidden_nan_and_infinity_do_not_reach_a_row) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const char* mask : {"causal", "causal & window(40, 0)", "kv_pos + q_head <= q_pos + 8"}) {
@@ -246,16 +279,18 @@ TEST_P(ForwardKernelsTest, offsets_are_64_bit) {
   const mask::KeySegment segment{0, 2, TileClass::full};
   ForwardTask task;
   task.head_dim = task.head_dim_v = kDim;
-  task.group_size = task.num_tokens = 1;
-  task.query = reinterpret_cast<const std::byte*>(query);
+  task.group_size = 1;
+  TaskToken token;
+  token.query = reinterpret_cast<const std::byte*>(query);
+  token.mask_input = &input;
+  token.out = reinterpret_cast<std::byte*>(out);
+  task.tokens = {&token, 1};
   task.kv.key = cache;
   task.kv.value = cache + kDim * 4;
   task.kv.pages = pages;
   task.kv.page_size = 1;
   task.kv.key_page_stride = task.kv.value_page_stride = kPageStride;
   task.segments = {&segment, 1};
-  task.mask_input = &input;
-  task.out = reinterpret_cast<std::byte*>(out);
   kernel()(task);
   EXPECT_THAT(out, testing::Each(1.5F));
   munmap(memory, 2 * kPageStride);

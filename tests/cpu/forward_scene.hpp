@@ -81,17 +81,23 @@ class Scene {
 
   ForwardTask task() const { return task_of(config_.query_begin, config_.num_tokens); }
 
-  // A task of some of the tokens, with segments of its own.
+  // A task of some of the tokens, with segments of its own. The scene holds what it points to, until the next one.
   ForwardTask task_of(int32_t query_begin, int32_t num_tokens) const {
     ForwardTask task;
     task.head_dim = config_.head_dim;
     task.head_dim_v = config_.head_dim_v;
     task.group_size = config_.group_size;
-    task.num_tokens = num_tokens;
     task.query_dtype = config_.query_dtype;
     task.query_head_stride = (config_.head_dim + 3) * size_bytes(config_.query_dtype);
-    task.query_token_stride = config_.group_size * task.query_head_stride;
-    task.query = query_.data() + (query_begin - config_.query_begin) * task.query_token_stride;
+    tokens_.clear();
+    for (int32_t query = query_begin; query < query_begin + num_tokens; ++query) {
+      TaskToken& token = tokens_.emplace_back();
+      token.query = query_.data() + (query - config_.query_begin) * config_.group_size * task.query_head_stride;
+      token.mask_input = &input_;
+      token.query_index = query;
+      if (config_.alibi) token.alibi_slopes = slopes_.data();
+    }
+    task.tokens = tokens_;
     task.kv = kv_;
     segments_.clear();
     mask::append_segments(program_, input_,
@@ -101,11 +107,8 @@ class Scene {
     task.segments = segments_;
     task.scale = 1 / std::sqrt(static_cast<float>(config_.head_dim));
     task.softcap = config_.softcap;
-    if (config_.alibi) task.alibi_slopes = slopes_.data();
     if (config_.sinks) task.sinks = sinks_.data();
     task.mask = &program_;
-    task.mask_input = &input_;
-    task.query_begin = query_begin;
     task.first_head = kFirstHead;
     return task;
   }
@@ -117,13 +120,19 @@ class Scene {
 
   Result run(ForwardKernel kernel) const { return run(kernel, task()); }
 
+  // Runs a task of this scene's tokens.
   Result run(ForwardKernel kernel, ForwardTask task) const {
     const int32_t rows = task.num_rows();
     const int32_t dims = config_.head_dim_v;
+    const int32_t group = config_.group_size;
+    std::vector<TaskToken> tokens(task.tokens.begin(), task.tokens.end());
+    task.tokens = tokens;
     if (config_.state) {
       Result result{std::vector<float>(rows * dims + 1, kGuard), std::vector<float>(rows + 1, kGuard)};
-      task.state_out = result.out.data();
-      task.state_lse = result.lse.data();
+      for (size_t t = 0; t < tokens.size(); ++t) {
+        tokens[t].state_out = result.out.data() + t * group * dims;
+        tokens[t].state_lse = result.lse.data() + t * group;
+      }
       kernel(task);
       EXPECT_EQ(result.out.back(), kGuard);
       EXPECT_EQ(result.lse.back(), kGuard);
@@ -137,12 +146,12 @@ class Scene {
     Result result{{}, std::vector<float>(rows, kGuard)};
     task.out_dtype = config_.out_dtype;
     task.out_scale = is_float8(config_.out_dtype) ? kOutScale : 1;
-    task.out = out.data();
     task.out_head_stride = (dims + 1) * bytes;
-    task.out_token_stride = config_.group_size * task.out_head_stride;
-    task.lse = result.lse.data();
     task.lse_head_stride = 1;
-    task.lse_token_stride = config_.group_size;
+    for (size_t t = 0; t < tokens.size(); ++t) {
+      tokens[t].out = out.data() + t * group * task.out_head_stride;
+      tokens[t].lse = result.lse.data() + t * group;
+    }
     kernel(task);
     for (int32_t row = 0; row < rows; ++row) {
       const std::byte* at = out.data() + int64_t{row} * (dims + 1) * bytes;
@@ -252,6 +261,7 @@ class Scene {
   std::vector<std::vector<int32_t>> operands_;
   std::vector<float> slopes_, sinks_, key_scales_, value_scales_;
   mutable std::vector<mask::KeySegment> segments_;
+  mutable std::vector<TaskToken> tokens_;
 };
 
 }  // namespace qkv::cpu::forward_test

@@ -26,7 +26,7 @@ RequestCutter cutter_of(const LayerSpec& layer) {
 
 PlanData plan_of(const tools::Case& c) {
   const tools::CaseData data(c);
-  return build(c.layer, data.batch(), cutter_of(c.layer));
+  return build(c.layer, data.batch(), cutter_of(c.layer), {64, 64});
 }
 
 MaskScene scene_of(const tools::Case& c, const tools::CaseData& data, int32_t request) {
@@ -42,21 +42,25 @@ MaskScene scene_of(const tools::Case& c, const tools::CaseData& data, int32_t re
 
 void expect_items_cover(const tools::Case& c) {
   const tools::CaseData data(c);
-  const PlanData plan = build(c.layer, data.batch(), cutter_of(c.layer));
+  const PlanData plan = build(c.layer, data.batch(), cutter_of(c.layer), {64, 64});
   const int32_t group = c.layer.group_size();
   // covered[request, kv_head, query, key]: how many items hold the pair.
   std::map<std::array<int32_t, 4>, int32_t> covered;
   std::map<std::array<int32_t, 3>, int32_t> finishers;  // of a row: items that finish it, or merges
   for (const WorkItem& item : plan.items) {
-    for (int32_t query = item.query_begin; query < item.query_end; ++query) {
-      if (item.state_row < 0) ++finishers[{item.request, item.kv_head, query}];
-      for (int32_t s = item.segment_begin; s < item.segment_end; ++s) {
-        const mask::KeySegment& segment = plan.segments[s];
-        ASSERT_EQ(segment.begin % (item.few_rows ? kFewRowsTileKv : kTileKv), 0);
-        ASSERT_LT(segment.begin, segment.end);
-        for (int32_t key = segment.begin; key < segment.end; ++key) ++covered[{item.request, item.kv_head, query, key}];
+    for_each_run(plan, item, [&](const RowRun& run) {
+      for (int32_t query = run.query_begin; query < run.query_end; ++query) {
+        if (run.state_row < 0) ++finishers[{run.request, item.kv_head, query}];
+        for (int32_t s = item.segment_begin; s < item.segment_end; ++s) {
+          const mask::KeySegment& segment = plan.segments[s];
+          ASSERT_EQ(segment.begin % (item.few_rows ? kFewRowsTileKv : kTileKv), 0);
+          ASSERT_LT(segment.begin, segment.end);
+          for (int32_t key = segment.begin; key < segment.end; ++key) {
+            ++covered[{run.request, item.kv_head, query, key}];
+          }
+        }
       }
-    }
+    });
   }
   for (const MergeItem& merge : plan.merges) {
     ASSERT_GT(merge.num_states, 1);
@@ -136,7 +140,7 @@ TEST(split, a_window_reads_only_its_own_keys) {
   auto c = testing::case_of(1, 1, 8, {1}, {100'000});
   c.layer.mask = mask::sliding_window(128);
   const tools::CaseData data(c);
-  const PlanData plan = build(c.layer, data.batch(), cutter_of(c.layer));
+  const PlanData plan = build(c.layer, data.batch(), cutter_of(c.layer), {64, 64});
   int64_t keys = 0;
   for (const WorkItem& item : plan.items) {
     for (int32_t s = item.segment_begin; s < item.segment_end; ++s) {

@@ -243,3 +243,28 @@ def test_threads_do_not_change_the_result(paged):
 def test_info_names_what_runs():
     assert qkv.instruction_set_in_use() in qkv.instruction_sets()
     assert qkv.__version__ == qkv.version() and qkv.version() in qkv.info()
+
+
+def test_prefix_groups_are_checked_and_change_no_bit():
+    spec = qkv.LayerSpec(num_q_heads=4, num_kv_heads=1, head_dim=16, cache=qkv.CacheSpec(page_size=16))
+    rng = np.random.default_rng(5)
+    starts, lengths = np.arange(4, dtype=np.int32), np.array([1200, 1100, 1300], np.int32)
+    table = np.arange(3 * 82, dtype=np.int32).reshape(3, 82)
+    table[1:, :64] = table[0, :64]  # 1024 keys: two splits
+    cache = qkv.KvCache(*(rng.standard_normal((3 * 82, 16, 1, 16)).astype(np.float32) for _ in range(2)))
+    query = rng.standard_normal((3, 4, 16)).astype(np.float32)
+    attention = qkv.Attention(spec)
+
+    def run(**sharing):
+        plan = attention.plan(qkv.Batch(starts, lengths, table, **sharing))
+        return plan, attention.forward(query, cache, plan)
+
+    apart, expected = run(prefix_sharing="off")
+    shared, out = run(prefix_groups=[([2, 0, 1], 1024)], prefix_sharing="always")
+    assert shared.num_work_items < apart.num_work_items
+    assert "3 requests from 2 on share 1024 keys" in shared.dump()
+    np.testing.assert_array_equal(out, expected)
+    with pytest.raises(qkv.Error, match=r"prefix_groups\[0\].num_tokens: got 1100; allowed: at most 1099"):
+        run(prefix_groups=[([0, 1], 1100)])
+    with pytest.raises(qkv.Error, match="prefix_sharing"):
+        run(prefix_sharing="maybe")

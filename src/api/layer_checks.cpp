@@ -1,0 +1,18 @@
+#include "api/layer_checks.hpp"
+
+#include <fmt/format.h>
+
+#include "spec/rules.hpp"
+
+namespace qkv::api {
+
+LayerSpec checked_layer(LayerSpec spec, Device device) {
+  const std::vector<Error> reasons = spec::reasons_against(spec, device);
+  if (reasons.empty()) return spec;
+  const Error& first = reasons.front();
+  std::string allowed = first.allowed();
+  for (size_t i = 1; i < reasons.size(); ++i) allowed += fmt::format("; also {}", reasons[i].what());
+  throw Error(first.code(), first.argument(), first.value(), std::move(allowed));
+}
+
+}  // namespace qkv::api

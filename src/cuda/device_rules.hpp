@@ -1,0 +1,14 @@
+// What the planner asks of a GPU: what its items may hold, and what they cost.
+#pragma once
+
+#include "cuda/memory.hpp"
+#include "plan/engine.hpp"
+
+namespace qkv::cuda {
+
+plan::DeviceRules device_rules(const DeviceFacts& facts);
+
+// An H200, which need not be there.
+DeviceFacts h200_facts();
+
+}  // namespace qkv::cuda
