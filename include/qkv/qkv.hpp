@@ -11,6 +11,7 @@
 #include "qkv/mask.hpp"
 #include "qkv/ops.hpp"
 #include "qkv/plan.hpp"
+#include "qkv/planner.hpp"
 #include "qkv/reference.hpp"
 #include "qkv/status.hpp"
 #include "qkv/tensor.hpp"

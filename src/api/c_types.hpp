@@ -75,6 +75,7 @@ KvCache from_c(const qkv_kv_cache* cache);
 Mask mask_from_c(const char* text);
 LayerSpec from_c(const qkv_layer_spec* spec);
 Batch from_c(const qkv_batch* batch);
+PlanLimits from_c(const qkv_plan_limits* limits);
 VarlenArguments from_c(const qkv_varlen_arguments* arguments);
 std::vector<State> from_c(const qkv_state* states, int64_t num_states);
 std::vector<PrefixLmSpan> from_c(const qkv_prefix_lm_span* spans, int64_t num_spans);

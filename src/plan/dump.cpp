@@ -16,6 +16,7 @@ struct RequestTotals {
 }  // namespace
 
 std::string describe(const PlanData& plan) {
+  if (plan.on_device) return fmt::format("{} requests, planned on the device\n", plan.num_requests);
   std::map<int32_t, RequestTotals> totals;
   for (const WorkItem& item : plan.items) {
     RequestTotals& request = totals[item.request];
