@@ -248,13 +248,14 @@ class DeviceResult {
   }
 
   void take_many_rows() {
+    for (int i = 0; i < arrays_.counts.many_rows; ++i) take(arrays_.many_rows[i]);
+    if (arrays_.params.num_ctas == 0) return;
     EXPECT_EQ(arrays_.cta_begin[0], 0);
     EXPECT_EQ(arrays_.cta_begin[kNumCtas], arrays_.counts.many_rows);
     for (int cta = 0; cta < kNumCtas; ++cta) {
       const int items = arrays_.cta_begin[cta + 1] - arrays_.cta_begin[cta];
       EXPECT_TRUE(items == arrays_.counts.many_rows / kNumCtas || items == arrays_.counts.many_rows / kNumCtas + 1);
     }
-    for (int i = 0; i < arrays_.counts.many_rows; ++i) take(arrays_.many_rows[i]);
   }
 
   void check_merges() {
@@ -280,9 +281,9 @@ class DeviceResult {
   std::map<RowsKey, std::set<int64_t>> states_to_merge_;
 };
 
-void expect_host_plan(const PlannerOnTheHost& planner, const tools::Case& c, int threads) {
+void expect_host_plan(const PlannerOnTheHost& planner, const tools::Case& c, const char* arch, int threads) {
   const Lengths lengths(c);
-  const Rules rules(c.layer);
+  const Rules rules(c.layer, arch);
   const plan::PlanData plan = plan::build(c.layer, lengths.batch(c.layer), rules);
   Arrays arrays;
   PlanBatchParams& params = arrays.params;
@@ -291,7 +292,9 @@ void expect_host_plan(const PlannerOnTheHost& planner, const tools::Case& c, int
   for (size_t i = 0; i < plan.operands.size(); ++i) params.forward.mask_operands[i] = plan.operands[i].data();
   params.num_requests = plan.num_requests;
   params.block_table_stride = lengths.num_pages;
-  params.rules = rules.cut;
+  params.rules = rules.kernels.cut;
+  params.few_rows_sm90 = rules.kernels.few_rows_sm90;
+  if (!rules.kernels.many_rows_sm90) params.num_ctas = 0;
   planner.run(params, threads);
 
   ASSERT_EQ(arrays.counts.refused, 0);
@@ -308,23 +311,31 @@ TEST(device_planner, makes_the_host_planners_splits_with_any_number_of_threads) 
     const PlannerOnTheHost planner(layer);
     for (int64_t i = 0; i < 40; ++i) {
       const tools::Case c = draw_batch(layer, i);
-      expect_host_plan(planner, c, i % 2 == 0 ? 1 : 7);
+      for (const char* arch : {"sm_90a", "sm_80"}) expect_host_plan(planner, c, arch, i % 2 == 0 ? 1 : 7);
       if (HasFailure()) FAIL() << tools::describe(c);
     }
   }
 }
 
+TEST(device_planner, plans_a_batch_of_4096_requests) {
+  const LayerSpec layer = planner_layers().front();
+  tools::Case c;
+  c.layer = layer;
+  for (int32_t r = 0; r < 4096; ++r) c.requests.push_back({r % 100 == 0 ? 30 : 1, r % 700});
+  expect_host_plan(PlannerOnTheHost(layer), c, "sm_90a", 5);
+}
+
 TEST(device_planner, refuses_what_does_not_fit_and_runs_nothing) {
   const LayerSpec layer = planner_layers().front();
   const PlannerOnTheHost planner(layer);
-  const Rules rules(layer);
+  const Rules rules(layer, "sm_90a");
   const std::vector<int32_t> starts = {0, 1, 3}, lengths = {5000, 40};
   const auto counts_with = [&](auto change) {
     Arrays arrays;
     arrays.params.forward.query_start_loc = starts.data();
     arrays.params.forward.seq_lens = lengths.data();
     arrays.params.num_requests = 2;
-    arrays.params.rules = rules.cut;
+    arrays.params.rules = rules.kernels.cut;
     change(arrays.params);
     planner.run(arrays.params, 3);
     return arrays.counts;

@@ -10,17 +10,6 @@ namespace {
 
 constexpr int32_t kMaxCtas = 6;
 
-plan::CutBounds bounds_of(const Rules& rules) {
-  const int32_t num_kv_heads = rules.layer.num_kv_heads;
-  return {rules.cut.few_rows,
-          index::few_rows::kBoxKeys,
-          rules.cut.tile_q,
-          rules.cut.rows_per_item,
-          rules.cut.tile_kv,
-          index::few_rows::split_bounds(num_kv_heads),
-          {1, 4 * index::few_rows_split_keys(num_kv_heads), INT32_MAX}};
-}
-
 // The smallest limits that hold the batch.
 PlanLimits limits_of(const tools::Case& c) {
   PlanLimits limits{.max_requests = 1, .max_tokens = 1, .max_query_len = 1, .max_seq_len = 1, .num_pages = 1};
@@ -40,24 +29,24 @@ PlanLimits limits_of(const tools::Case& c) {
 
 TEST(plan_lists, of_every_batch_within_the_limits_fit_the_arrays) {
   for (const LayerSpec& layer : planner_layers()) {
-    const Rules rules(layer);
-    for (int64_t i = 0; i < 60; ++i) {
+    for (int64_t i = 0; i < 120; ++i) {
+      const bool hopper = i % 2 == 0;
+      const Rules rules(layer, hopper ? "sm_90a" : "sm_80");
       const tools::Case c = draw_batch(layer, i);
       const Lengths lengths(c);
       const plan::PlanData plan = plan::build(layer, lengths.batch(layer), rules);
       const PlanLimits limits = plan::checked_limits(layer, limits_of(c));
-      const plan::PlanCapacity capacity = plan::capacity_of(layer, limits, bounds_of(rules));
-      for (const bool few_rows_sm90 : {true, false}) {
-        const PlacementRules placement{few_rows_sm90, rules.cut.few_rows, few_rows_sm90 ? kMaxCtas : 0, 128};
-        const PlanLists lists = make_plan_lists(plan, placement, ClusterUse::always);
-        const auto arrays = lists.arrays(plan);
-        const auto bytes = array_bytes(layer, placement, capacity);
-        for (int32_t a = 0; a < kNumPlanArrays; ++a) {
-          EXPECT_LE(arrays[a].size(), bytes[a]) << "array " << a << " of " << tools::describe(c);
-        }
-        EXPECT_LE(plan.num_state_rows, capacity.state_rows) << tools::describe(c);
-        if (HasFailure()) return;
+      const plan::PlanCapacity capacity = plan::capacity_of(layer, limits, cut_bounds(layer, rules.kernels));
+      const PlacementRules placement{rules.kernels.few_rows_sm90, rules.kernels.cut.few_rows, hopper ? kMaxCtas : 0,
+                                     rules.kernels.cut.rows_per_item};
+      const PlanLists lists = make_plan_lists(plan, placement, ClusterUse::always);
+      const auto arrays = lists.arrays(plan);
+      const auto bytes = array_bytes(layer, placement, capacity);
+      for (int32_t a = 0; a < kNumPlanArrays; ++a) {
+        EXPECT_LE(arrays[a].size(), bytes[a]) << "array " << a << " of " << tools::describe(c);
       }
+      EXPECT_LE(plan.num_state_rows, capacity.state_rows) << tools::describe(c);
+      if (::testing::Test::HasFailure()) return;
     }
   }
 }
@@ -66,7 +55,7 @@ TEST(plan_lists, captured_launches_find_a_list_for_each_cta) {
   const LayerSpec layer = planner_layers().front();
   auto c = testing::case_of(8, 2, 64, {50, 1}, {60, 30});
   c.layer = layer;
-  const plan::PlanData plan = plan::build(layer, Lengths(c).batch(layer), Rules(layer));
+  const plan::PlanData plan = plan::build(layer, Lengths(c).batch(layer), Rules(layer, "sm_90a"));
   const PlacementRules placement{true, 32, kMaxCtas, 128};
   const PlanLists lists = make_plan_lists(plan, placement, ClusterUse::always);
   ASSERT_EQ(lists.cta_begin.size(), static_cast<size_t>(kMaxCtas) + 1);
@@ -78,10 +67,11 @@ TEST(plan_lists, captured_launches_find_a_list_for_each_cta) {
 
 TEST(plan_lists, decode_alone_leaves_out_the_kernels_of_prefill) {
   const LayerSpec layer = planner_layers().front();
-  const Rules rules(layer);
+  const Rules rules(layer, "sm_90a");
   const PlanLimits limits = plan::checked_limits(
       layer, {.max_requests = 8, .max_tokens = 8, .max_query_len = 1, .max_seq_len = 4096, .num_pages = 100});
-  const auto bytes = array_bytes(layer, {true, 32, kMaxCtas, 128}, plan::capacity_of(layer, limits, bounds_of(rules)));
+  const auto bytes =
+      array_bytes(layer, {true, 32, kMaxCtas, 128}, plan::capacity_of(layer, limits, cut_bounds(layer, rules.kernels)));
   EXPECT_EQ(bytes[kManyRowsItems], 0U);
   EXPECT_EQ(bytes[kMerges], 0U);
   EXPECT_GT(bytes[kFewRowsSm90], 0U);

@@ -1,31 +1,24 @@
-// Layers and batches for tests of plans on the device, and how Hopper's kernels cut them.
+// Layers and batches for tests of plans on the device, and how kernels cut them.
 #pragma once
 
 #include <algorithm>
 #include <vector>
 
-#include "core/index/forward_sm90_few_rows_shape.hpp"
-#include "core/index/split.hpp"
+#include "cuda/select.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv::cuda {
 
-// How Hopper's two kernels cut a layer's requests.
+// How a GPU's two kernels cut a layer's requests.
 struct Rules {
-  explicit Rules(const LayerSpec& layer)
-      : layer(layer),
-        cut{layer.num_kv_heads, layer.group_size(), index::few_rows::max_rows(layer.value_dim()), 0, 128, 64, 128} {}
-
+  Rules(const LayerSpec& of_layer, const char* arch)
+      : layer(of_layer), kernels(forward_kernels(of_layer, facts_of_arch(arch))) {}
   index::RequestCut operator()(int32_t q_len, int32_t kv_len) const {
-    const int rows = q_len * layer.group_size();
-    if (rows > cut.few_rows) return index::cut_request(cut, q_len);
-    const int tile_q = index::few_rows::tile_rows(rows);
-    return {true, q_len, index::few_rows::tile_keys(layer.head_dim, layer.value_dim(), tile_q),
-            index::few_rows::split_keys(kv_len, layer.num_kv_heads, layer.head_dim, layer.value_dim(), tile_q)};
+    return cut_request(layer, kernels, q_len, kv_len);
   }
 
   const LayerSpec& layer;
-  index::CutRules cut;
+  ForwardKernels kernels;
 };
 
 inline tools::Case draw_batch(const LayerSpec& layer, int64_t index) {

@@ -19,9 +19,9 @@ constexpr int kBins = kCostClasses * kSizeClasses;
 
 // Sums of what blocks (or requests) need, up to one of them.
 struct Sums {
-  long long keys = 0;
-  int blocks = 0, segments = 0, tickets = 0, merges = 0;
-  long long state_rows = 0;
+  long long keys;
+  int blocks, segments, tickets, merges;
+  long long state_rows;
 
   __device__ __forceinline__ void add(const Sums& other) {
     keys += other.keys;
@@ -69,17 +69,20 @@ __device__ __forceinline__ int cost_class(long long pairs) {
 // Cuts the requests into blocks of rows; returns their number.
 __device__ inline int cut_requests(const PlanBatchParams& params, SharedMemory& shared) {
   const PlanArrays& arrays = params.arrays;
-  Sums before;
+  Sums before{};
   for (int first = 0; first < params.num_requests; first += blockDim.x) {
     const int request = first + threadIdx.x;
-    Sums own, total;
+    Sums own{};
+    Sums total;
     SeqInfo seq(0, 0, 0, 0);
     if (request < params.num_requests) {
       seq = seq_of(params, request);
       const bool fits = seq.token_begin >= 0 && seq.q_len >= 0 && seq.q_len <= params.max_query_len &&
                         seq.kv_len >= 0 && seq.kv_len <= params.max_seq_len;
-      if (!fits) shared.refused = 1;
-      if (!fits) seq = SeqInfo(0, 0, 0, 0);
+      if (!fits) {
+        shared.refused = 1;
+        seq = SeqInfo(0, 0, 0, 0);
+      }
       own.keys = seq.kv_len;
       own.blocks = num_blocks_of(cut_of(params, seq.q_len, seq.kv_len), seq.q_len);
     }
@@ -107,14 +110,15 @@ __device__ inline int cut_requests(const PlanBatchParams& params, SharedMemory& 
   return shared.refused ? 0 : before.blocks;
 }
 
-// Finds each block's splits, and where its segments, joins and states go. `bin` of the block: kept in `place`.
+// Finds each block's splits, and where its segments, joins and states go. Its bin stands in `place` meanwhile.
 __device__ inline Sums cut_blocks(const PlanBatchParams& params, SharedMemory& shared, int num_blocks) {
-  Sums before;
+  Sums before{};
   const int num_kv_heads = params.rules.num_kv_heads;
   for (int first = 0; first < num_blocks; first += blockDim.x) {
     const int index = first + threadIdx.x;
     PlanBlock block{};
-    Sums own, total;
+    Sums own{};
+    Sums total;
     if (index < num_blocks) {
       block = params.arrays.blocks[index];
       const int rows = (block.query_end - block.query_begin) * key::group_size;
