@@ -16,6 +16,65 @@ Plan plan(const DeviceAttention& layer, const HeldBatch& batch, const StreamArgu
   return layer.attention.plan(batch.batch, on);
 }
 
+// The device is what a call's stream belongs to.
+struct DevicePlanner {
+  Planner planner;
+  Device device;
+};
+
+PlanLimits limits_of(int32_t max_requests, int64_t max_tokens, int32_t max_query_len, int32_t max_seq_len,
+                     int64_t max_keys, int32_t num_pages, bool plans_on_device) {
+  return {max_requests, max_tokens, max_query_len, max_seq_len, max_keys, num_pages, plans_on_device};
+}
+
+template <class... Limits>
+DevicePlanner planner(const DeviceAttention& layer, Limits... limits) {
+  return {layer.attention.planner(limits_of(limits...)), layer.device};
+}
+
+template <class... Limits>
+int64_t workspace_bytes(const DeviceAttention& layer, Limits... limits) {
+  return layer.attention.workspace_bytes(limits_of(limits...));
+}
+
+Plan plan_next(DevicePlanner& planner, const HeldBatch& batch, const StreamArgument& stream) {
+  const Stream on = read_stream(stream, planner.device);
+  nb::gil_scoped_release released;
+  return planner.planner.plan(batch.batch, on);
+}
+
+Plan update_block_table(DevicePlanner& planner, const ArrayArgument& block_table, const ArrayArgument& slot_mapping,
+                        const StreamArgument& stream) {
+  const Stream on = read_stream(stream, planner.device);
+  const HeldTensor table = read_tensor(block_table, "block_table");
+  const HeldTensor slots = read_optional_tensor(slot_mapping, "slot_mapping");
+  nb::gil_scoped_release released;
+  return planner.planner.update_block_table(table.view, slots.view, on);
+}
+
+void bind_planner(nb::module_& module) {
+  nb::class_<DevicePlanner>(module, "Planner",
+                            "Plans in memory that is made once, for steps that are captured in a CUDA graph: capture "
+                            "update_cache and forward with any plan of it, then call plan and replay. Tensors handed "
+                            "over with its plans have the rows of the largest batch. One thread at a time.")
+      .def("plan", &plan_next, nb::arg("batch"), nb::kw_only(), nb::arg("stream") = nb::none(),
+           "Brings the batch into the planner's memory, in place of the batch before, whose plan is refused from now "
+           "on. "
+           "On a GPU it allocates nothing and waits for nothing. Not on a stream that is being captured.")
+      .def(
+          "check",
+          [](const DevicePlanner& planner, const StreamArgument& stream) {
+            const Stream on = read_stream(stream, planner.device);
+            nb::gil_scoped_release released;
+            planner.planner.check(on);
+          },
+          nb::kw_only(), nb::arg("stream") = nb::none(),
+          "Waits, and raises Error if the batch that was last planned on the device exceeded the limits.")
+      .def("update_block_table", &update_block_table, nb::arg("block_table"), nb::arg("slot_mapping") = nb::none(),
+           nb::kw_only(), nb::arg("stream") = nb::none(),
+           "The newest batch on other pages and slots, without cutting its work again.");
+}
+
 void update_cache(const DeviceAttention& layer, const ArrayArgument& key, const ArrayArgument& value,
                   const HeldCache& cache, const Plan& plan, const StreamArgument& stream) {
   const Stream on = read_stream(stream, layer.device);
@@ -78,6 +137,7 @@ nb::any forward_dense(const DeviceAttention& layer, const ArrayArgument& query, 
 }  // namespace
 
 void bind_attention(nb::module_& module) {
+  bind_planner(module);
   nb::class_<DeviceAttention>(
       module, "Attention",
       "A layer that can run: Attention once a layer, plan once a step, update_cache and forward.\n\n"
@@ -102,6 +162,21 @@ void bind_attention(nb::module_& module) {
           "sinks, slopes and scales' values, and keeps nothing of the batch's arrays.\n\n"
           "On a GPU, too, the batch's arrays are host arrays; the plan is copied on the stream. Keep it until the work "
           "that uses it has run.")
+      .def("planner", &planner<int32_t, int64_t, int32_t, int32_t, int64_t, int32_t, bool>, nb::kw_only(),
+           nb::arg("max_requests"), nb::arg("max_tokens"), nb::arg("max_query_len") = 0, nb::arg("max_seq_len"),
+           nb::arg("max_keys") = 0, nb::arg("num_pages") = 0, nb::arg("plans_on_device") = false,
+           "A Planner for all batches within these limits.\n\n"
+           "max_requests: padding included. max_tokens: new tokens of a batch. max_query_len: new tokens of a request; "
+           "0 "
+           "= max_tokens. max_seq_len: keys of a request. max_keys: keys of a batch; 0 = max_requests * max_seq_len. "
+           "num_pages: of the cache, for layers with one. plans_on_device: batches may be arrays of the GPU, which "
+           "kernels "
+           "read; see plans.md.")
+      .def("workspace_bytes", &workspace_bytes<int32_t, int64_t, int32_t, int32_t, int64_t, int32_t, bool>,
+           nb::kw_only(), nb::arg("max_requests"), nb::arg("max_tokens"), nb::arg("max_query_len") = 0,
+           nb::arg("max_seq_len"), nb::arg("max_keys") = 0, nb::arg("num_pages") = 0,
+           nb::arg("plans_on_device") = false,
+           "Bytes of partial states that a planner with these limits keeps on the device.")
       .def("update_cache", &update_cache, nb::arg("key"), nb::arg("value"), nb::arg("cache"), nb::arg("plan"),
            nb::kw_only(), nb::arg("stream") = nb::none(),
            "Writes key and value of the new tokens to the slots of the plan's slot_mapping.\n\n"

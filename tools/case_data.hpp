@@ -23,6 +23,8 @@ class GuardedBuffer {
   const void* data() const { return bytes_.data() + kGuardBytes; }
   // Guard words included: what is copied to a device and back.
   std::vector<std::byte>& bytes() { return bytes_; }
+  // Guard words left out.
+  int64_t num_bytes() const { return bytes_.empty() ? 0 : static_cast<int64_t>(bytes_.size() - 2 * kGuardBytes); }
   bool guards_intact() const;
   bool operator==(const GuardedBuffer& other) const { return bytes_ == other.bytes_; }
 

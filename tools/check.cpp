@@ -94,13 +94,45 @@ Outputs make_outputs(const Case& c, int64_t num_tokens) {
   return outputs;
 }
 
+}  // namespace
+
+std::string difference(const Case& c, Device device, const Tensor& out, const Tensor& lse,
+                       const reference::Result& expected, double out_scale) {
+  const Tolerance tolerance = tolerance_of(c, device);
+  const OutputRange range = output_range(c.layer.out_dtype());
+  const double absolute = tolerance.out + range.half_smallest * out_scale;
+  const double limit = range.largest * out_scale;
+  const int64_t dim = c.layer.value_dim();
+  int64_t num_tokens = 0;
+  for (const RequestLengths& request : c.requests) num_tokens += request.q_len;
+  for (int64_t t = 0; t < num_tokens; ++t) {
+    for (int64_t h = 0; h < c.layer.num_q_heads; ++h) {
+      for (int64_t d = 0; d < dim; ++d) {
+        const double got = load(out, {t, h, d}) * out_scale;
+        const double exact = expected.out[(t * c.layer.num_q_heads + h) * dim + d];
+        const double want = std::isnan(exact) ? exact : std::clamp(exact, -limit, limit);
+        if (!agree(got, want, absolute, tolerance.out_relative)) {
+          return fmt::format("out[{}, {}, {}]: got {}, expected {}", t, h, d, got, want);
+        }
+      }
+      if (!lse.is_given()) continue;
+      const double got = load(lse, {h, t});
+      const double want = expected.lse[h * num_tokens + t];
+      if (!agree(got, want, tolerance.lse, 1e-5))
+        return fmt::format("lse[{}, {}]: got {}, expected {}", h, t, got, want);
+    }
+  }
+  return "";
+}
+
+namespace {
+
 class CaseRun {
  public:
   CaseRun(const Case& c, Device device)
       : case_(c),
         layer_(c.layer),
         device_(device),
-        tolerance_(tolerance_of(c, device)),
         data_(c),
         attention_(c.layer, device),
         query_(data_.query, device),
@@ -208,47 +240,21 @@ class CaseRun {
   }
 
   std::string compare(const Outputs& outputs, const reference::Result& expected) const {
-    const double scale = data_.out_scale.view().is_given() ? load(data_.out_scale.view(), {0}) : 1.0F;
-    const OutputRange range = output_range(layer_.out_dtype());
-    const double absolute = tolerance_.out + range.half_smallest * scale;
-    const int64_t dim = layer_.value_dim();
     if (!outputs.out.buffer().guards_intact()) return "out: guard words overwritten";
-    for (int64_t t = 0; t < data_.num_tokens; ++t) {
-      for (int64_t h = 0; h < layer_.num_q_heads; ++h) {
-        for (int64_t d = 0; d < dim; ++d) {
-          const double got = load(outputs.out.view(), {t, h, d}) * scale;
-          const double exact = expected.out[(t * layer_.num_q_heads + h) * dim + d];
-          const double limit = range.largest * scale;
-          const double want = std::isnan(exact) ? exact : std::clamp(exact, -limit, limit);
-          if (!agree(got, want, absolute, tolerance_.out_relative)) {
-            return fmt::format("out[{}, {}, {}]: got {}, expected {}", t, h, d, got, want);
-          }
-        }
-      }
-    }
+    if (case_.with_lse && !outputs.lse.buffer().guards_intact()) return "lse: guard words overwritten";
+    const Tensor lse = case_.with_lse ? outputs.lse.view() : Tensor{};
+    const double out_scale = data_.out_scale.view().is_given() ? load(data_.out_scale.view(), {0}) : 1.0F;
+    std::string wrong = difference(case_, device_, outputs.out.view(), lse, expected, out_scale);
+    if (!wrong.empty()) return wrong;
     for (int64_t t = data_.num_tokens; t < data_.num_tokens + case_.extra_rows; ++t) {
       for (int64_t h = 0; h < layer_.num_q_heads; ++h) {
-        for (int64_t d = 0; d < dim; ++d) {
+        for (int64_t d = 0; d < layer_.value_dim(); ++d) {
           if (!std::isnan(load(outputs.out.view(), {t, h, d})))
             return fmt::format("out[{}]: a padding row was written", t);
         }
-      }
-    }
-    return case_.with_lse ? compare_lse(outputs, expected) : "";
-  }
-
-  std::string compare_lse(const Outputs& outputs, const reference::Result& expected) const {
-    if (!outputs.lse.buffer().guards_intact()) return "lse: guard words overwritten";
-    for (int64_t h = 0; h < layer_.num_q_heads; ++h) {
-      for (int64_t t = 0; t < data_.num_tokens + case_.extra_rows; ++t) {
-        const double got = load(outputs.lse.view(), {h, t});
-        if (t >= data_.num_tokens) {
-          if (!std::isnan(got)) return fmt::format("lse[{}, {}]: a padding row was written", h, t);
-          continue;
+        if (case_.with_lse && !std::isnan(load(lse, {h, t}))) {
+          return fmt::format("lse[{}, {}]: a padding row was written", h, t);
         }
-        const double want = expected.lse[h * data_.num_tokens + t];
-        if (!agree(got, want, tolerance_.lse, 1e-5))
-          return fmt::format("lse[{}, {}]: got {}, expected {}", h, t, got, want);
       }
     }
     return "";
@@ -317,7 +323,6 @@ class CaseRun {
   const Case& case_;
   const LayerSpec& layer_;
   const Device device_;
-  const Tolerance tolerance_;
   CaseData data_;
   Attention attention_;
   Placed query_, key_, value_, key_pages_, value_pages_, key_scale_, value_scale_, out_scale_;

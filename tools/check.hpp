@@ -6,11 +6,17 @@
 #include <string>
 
 #include "cases.hpp"
+#include "qkv/reference.hpp"
 
 namespace qkv::tools {
 
 // Runs the case in all ways that must agree. Returns what is wrong, in one line, or nothing.
 std::string failure_of(const Case& random_case, Device device = {});
+
+// The first element of the case's rows in which out·out_scale or lse (if given), read on the host, is further from the
+// definition than the device's rounding explains; or nothing.
+std::string difference(const Case& c, Device device, const Tensor& out, const Tensor& lse,
+                       const reference::Result& expected, double out_scale = 1);
 
 void add_check_command(CLI::App& app);
 

@@ -9,6 +9,7 @@
 #include "qkv/export.hpp"
 #include "qkv/layer.hpp"
 #include "qkv/plan.hpp"
+#include "qkv/planner.hpp"
 #include "qkv/tensor.hpp"
 #include "qkv/warmup.hpp"
 
@@ -45,6 +46,12 @@ class QKV_EXPORT Attention {
   // On a GPU the batch's arrays are host arrays (and checked) and the plan is copied on the stream; it must not be
   // destroyed before the work that uses it has run.
   Plan plan(const Batch& batch, Stream stream = {}) const;
+
+  // Plans in memory made once, for all batches within the limits. `workspace`: workspace_bytes(limits) bytes on the
+  // device, aligned to 16, for the partial states of a forward; planners whose steps run one after another may share
+  // it, and it must outlive their work. Not given: the planner has its own.
+  Planner planner(const PlanLimits& limits, const Tensor& workspace = {}) const;
+  int64_t workspace_bytes(const PlanLimits& limits) const;
 
   // Writes key and value of the new tokens to their slots. Rows past the plan's slot_mapping are ignored.
   //   key [>= num_slots, num_kv_heads, head_dim], value [>= num_slots, num_kv_heads, head_dim_v]: f32, f16 or bf16

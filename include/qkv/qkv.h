@@ -223,6 +223,39 @@ QKV_EXPORT qkv_status qkv_plan_num_work_items(const qkv_plan* plan, int64_t* num
 QKV_EXPORT qkv_status qkv_plan_workspace_bytes(const qkv_plan* plan, int64_t* workspace_bytes);
 QKV_EXPORT qkv_status qkv_plan_dump(const qkv_plan* plan, char* text, size_t capacity, size_t* needed);
 
+// The largest batch of a planner; meanings as in planner.hpp.
+typedef struct qkv_plan_limits {
+  size_t struct_size;
+  int32_t max_requests;
+  int64_t max_tokens;
+  int32_t max_query_len;  // 0 = max_tokens
+  int32_t max_seq_len;
+  int64_t max_keys;         // 0 = max_requests·max_seq_len
+  int32_t num_pages;        // of the cache; 0 for layers without one
+  int32_t plans_on_device;  // batches may come as arrays on the device
+} qkv_plan_limits;
+
+QKV_EXPORT void qkv_plan_limits_init(qkv_plan_limits* limits, size_t struct_size);
+
+// Plans in memory that is made once, for steps that are captured in a CUDA graph and replayed with other batches.
+typedef struct qkv_planner qkv_planner;
+
+// `workspace`: qkv_attention_workspace_bytes bytes on the device, or NULL: the planner has its own.
+QKV_EXPORT qkv_status qkv_attention_planner(const qkv_attention* attention, const qkv_plan_limits* limits,
+                                            const qkv_tensor* workspace, qkv_planner** planner);
+QKV_EXPORT qkv_status qkv_attention_workspace_bytes(const qkv_attention* attention, const qkv_plan_limits* limits,
+                                                    int64_t* workspace_bytes);
+QKV_EXPORT void qkv_planner_destroy(qkv_planner* planner);  // NULL is fine; its plans live on
+// In place of the planner's plan before, which is refused from now on. On failure *plan is NULL.
+QKV_EXPORT qkv_status qkv_planner_plan(qkv_planner* planner, const qkv_batch* batch, qkv_plan** plan,
+                                       qkv_stream stream);
+// Waits for the stream, and fails if the batch that was last planned on the device exceeded the limits.
+QKV_EXPORT qkv_status qkv_planner_check(const qkv_planner* planner, qkv_stream stream);
+// The newest batch on other pages and slots (NULL: none). On failure *plan is NULL.
+QKV_EXPORT qkv_status qkv_planner_update_block_table(qkv_planner* planner, const qkv_tensor* block_table,
+                                                     const qkv_tensor* slot_mapping, qkv_plan** plan,
+                                                     qkv_stream stream);
+
 // Writes the new tokens to their slots.
 //   key [>= num_slots, num_kv_heads, head_dim], value [>= num_slots, num_kv_heads, head_dim_v]: f32, f16 or bf16
 QKV_EXPORT qkv_status qkv_attention_update_cache(const qkv_attention* attention, const qkv_tensor* key,

@@ -13,6 +13,7 @@
 #include "qkv/mla_prefill.hpp"
 #include "qkv/ops.hpp"
 #include "qkv/plan.hpp"
+#include "qkv/planner.hpp"
 #include "qkv/reference.hpp"
 #include "qkv/status.hpp"
 #include "qkv/tensor.hpp"

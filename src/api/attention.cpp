@@ -21,11 +21,11 @@ struct Attention::Impl {
   LayerSpec spec;
   Device device;
   uint64_t mask_hash;
-  std::unique_ptr<plan::LayerEngine> engine;
+  std::shared_ptr<const plan::LayerEngine> engine;
 
   void run(const plan::ForwardCall& call) const {
-    api::check_query(spec, device, call.query, call.plan.num_tokens);
-    api::check_out(spec, device, call.out, call.lse, call.plan.num_tokens);
+    api::check_query(spec, device, call.query, call.plan.rows_of_tokens());
+    api::check_out(spec, device, call.out, call.lse, call.plan.rows_of_tokens());
     api::check_out_scale(call.out, call.out_scale);
     engine->forward(call);
   }
@@ -66,6 +66,15 @@ Plan Attention::plan(const Batch& batch, Stream stream) const {
   return Plan(std::move(data));
 }
 
+Planner Attention::planner(const PlanLimits& limits, const Tensor& workspace) const {
+  return {impl_->spec, impl_->device, impl_->engine, limits, workspace};
+}
+
+int64_t Attention::workspace_bytes(const PlanLimits& limits) const {
+  const PlanLimits checked = plan::checked_limits(impl_->spec, limits);
+  return impl_->engine->workspace_bytes(plan::capacity_of(impl_->spec, checked, impl_->engine->cut_bounds()));
+}
+
 void Attention::update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const Plan& plan,
                              Stream stream) const {
   const plan::PlanData& data = plan.data();
@@ -74,10 +83,10 @@ void Attention::update_cache(const Tensor& key, const Tensor& value, const KvCac
     refuse("cache", cache.key.describe(), "no update_cache: the layer has no cache", ErrorCode::mismatch);
   }
   if (!data.has_slot_mapping) refuse("slot_mapping", "nothing", "a Batch with slot_mapping, for update_cache");
-  api::check_cache(impl_->spec, impl_->device, cache, data.max_page);
-  api::check_cache_scales(impl_->spec, impl_->device, cache, data.num_requests);
-  api::check_cache_slots(impl_->spec, cache, data.max_slot);
-  api::check_new_tokens(impl_->device, key, value, cache, static_cast<int64_t>(data.slot_mapping.size()));
+  api::check_cache(impl_->spec, impl_->device, cache, data.highest_page());
+  api::check_cache_scales(impl_->spec, impl_->device, cache, data.rows_of_requests());
+  api::check_cache_slots(impl_->spec, cache, data.highest_slot());
+  api::check_new_tokens(impl_->device, key, value, cache, data.rows_of_slots());
   impl_->engine->update_cache(key, value, cache, data, stream);
 }
 
@@ -87,8 +96,8 @@ void Attention::forward(const Tensor& query, const KvCache& cache, const Plan& p
   if (!impl_->spec.cache) {
     refuse("cache", cache.key.describe(), "key and value: the layer has no cache", ErrorCode::mismatch);
   }
-  api::check_cache(impl_->spec, impl_->device, cache, plan.data().max_page);
-  api::check_cache_scales(impl_->spec, impl_->device, cache, plan.data().num_requests);
+  api::check_cache(impl_->spec, impl_->device, cache, plan.data().highest_page());
+  api::check_cache_scales(impl_->spec, impl_->device, cache, plan.data().rows_of_requests());
   impl_->run({impl_->spec, plan.data(), query, cache.key, cache.value, out, lse, stream, cache.key_scale,
               cache.value_scale, out_scale});
 }
@@ -99,7 +108,7 @@ void Attention::forward(const Tensor& query, const Tensor& key, const Tensor& va
   if (impl_->spec.cache) {
     refuse("key", key.describe(), "a KvCache: the layer has a cache of pages", ErrorCode::mismatch);
   }
-  api::check_dense_keys(impl_->spec, impl_->device, key, value, plan.data().num_keys);
+  api::check_dense_keys(impl_->spec, impl_->device, key, value, plan.data().rows_of_keys());
   impl_->run({impl_->spec, plan.data(), query, key, value, out, lse, stream, {}, {}, out_scale});
 }
 

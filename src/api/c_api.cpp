@@ -18,6 +18,10 @@ struct qkv_plan {
   Plan plan;
 };
 
+struct qkv_planner {
+  Planner planner;
+};
+
 namespace {
 
 struct LastError {
@@ -232,6 +236,48 @@ qkv_status qkv_attention_plan(const qkv_attention* attention, const qkv_batch* b
 }
 
 void qkv_plan_destroy(qkv_plan* plan) { delete plan; }
+
+void qkv_plan_limits_init(qkv_plan_limits* limits, size_t struct_size) { init_sized(limits, struct_size); }
+
+qkv_status qkv_attention_planner(const qkv_attention* attention, const qkv_plan_limits* limits,
+                                 const qkv_tensor* workspace, qkv_planner** planner) {
+  return guarded([&] {
+    required(planner, "planner") = nullptr;
+    *planner = new qkv_planner{
+        required(attention, "attention").attention.planner(from_c(limits), from_c(workspace, "workspace"))};
+  });
+}
+
+qkv_status qkv_attention_workspace_bytes(const qkv_attention* attention, const qkv_plan_limits* limits,
+                                         int64_t* workspace_bytes) {
+  return guarded([&] {
+    required(workspace_bytes, "workspace_bytes") =
+        required(attention, "attention").attention.workspace_bytes(from_c(limits));
+  });
+}
+
+void qkv_planner_destroy(qkv_planner* planner) { delete planner; }
+
+qkv_status qkv_planner_plan(qkv_planner* planner, const qkv_batch* batch, qkv_plan** plan, qkv_stream stream) {
+  return guarded([&] {
+    required(plan, "plan") = nullptr;
+    *plan = new qkv_plan{required(planner, "planner").planner.plan(from_c(batch), {stream})};
+  });
+}
+
+qkv_status qkv_planner_check(const qkv_planner* planner, qkv_stream stream) {
+  return guarded([&] { required(planner, "planner").planner.check({stream}); });
+}
+
+qkv_status qkv_planner_update_block_table(qkv_planner* planner, const qkv_tensor* block_table,
+                                          const qkv_tensor* slot_mapping, qkv_plan** plan, qkv_stream stream) {
+  return guarded([&] {
+    required(plan, "plan") = nullptr;
+    *plan = new qkv_plan{required(planner, "planner")
+                             .planner.update_block_table(from_c(block_table, "block_table"),
+                                                         from_c(slot_mapping, "slot_mapping"), {stream})};
+  });
+}
 
 qkv_status qkv_plan_num_requests(const qkv_plan* plan, int32_t* num_requests) {
   return read_plan(plan, num_requests, "num_requests", &Plan::num_requests);

@@ -190,6 +190,12 @@ Batch from_c(const qkv_batch* batch) {
   return result;
 }
 
+PlanLimits from_c(const qkv_plan_limits* limits) {
+  const auto given = read_sized(limits, sizeof(qkv_plan_limits), "limits");
+  return {given.max_requests, given.max_tokens, given.max_query_len,          given.max_seq_len,
+          given.max_keys,     given.num_pages,  is_set(given.plans_on_device)};
+}
+
 VarlenArguments from_c(const qkv_varlen_arguments* arguments) {
   const auto given = read_sized(arguments, offsetof(qkv_varlen_arguments, lse), "arguments");
   VarlenArguments result;

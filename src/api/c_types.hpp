@@ -93,6 +93,7 @@ KvCache from_c(const qkv_kv_cache* cache);
 Mask mask_from_c(const char* text);
 LayerSpec from_c(const qkv_layer_spec* spec);
 Batch from_c(const qkv_batch* batch);
+PlanLimits from_c(const qkv_plan_limits* limits);
 VarlenArguments from_c(const qkv_varlen_arguments* arguments);
 MlaSpec from_c(const qkv_mla_spec* spec);
 ContextChunkOptions from_c(const qkv_context_chunk_options* options);

@@ -216,6 +216,11 @@ void check_gather(Device device, const Tensor& pages, int32_t max_page, const Te
 }
 
 void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::PlanData& plan) {
+  if (plan.planner && plan.planner->newest != plan.number) {
+    refuse("plan", fmt::format("number {} of its planner's plans", plan.number),
+           fmt::format("number {}, the newest: the planner's memory holds no other", plan.planner->newest.load()),
+           ErrorCode::mismatch);
+  }
   const LayerSpec& made_for = plan.layer;
   const auto page_size = [](const LayerSpec& spec) { return spec.cache ? spec.cache->page_size : 0; };
   const auto scales = [](const LayerSpec& spec) {

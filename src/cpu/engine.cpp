@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "core/checks.hpp"
 #include "core/scale_layout.hpp"
 #include "cpu/cache_write.hpp"
 #include "cpu/gather.hpp"
@@ -197,7 +198,20 @@ class CpuLayer final : public plan::LayerEngine {
 
   index::RequestCut cut_request(int32_t q_len, int32_t) const override { return index::cut_request(cut_rules_, q_len); }
   plan::DeviceRules device_rules() const override { return {kSharedFewRows, kRowsPerItem, kManyRowsFrom, costs()}; }
-  void place(plan::PlanData&, Stream) const override {}  // read where it is
+  plan::CutBounds cut_bounds() const override {
+    const auto bounds = [&](int32_t keys) { return index::SplitBounds{1, keys, INT32_MAX}; };
+    const int32_t keys = index::few_rows_split_keys(cut_rules_.num_kv_heads);
+    return {kFewRows, kTileKv, kTileQ, kRowsPerItem, kTileKv, bounds(keys), bounds(4 * keys)};
+  }
+  // Plans are read where they are.
+  std::shared_ptr<plan::PlacedPlan> reserve(const plan::PlanCapacity&, const Tensor&) const override { return nullptr; }
+  int64_t workspace_bytes(const plan::PlanCapacity&) const override { return 0; }
+  void place(plan::PlanData&, Stream) const override {}
+  void place_on_device(plan::PlanData&, const plan::DeviceBatch&, Stream) const override {
+    refuse("query_start_loc", "an array of a GPU", "host arrays: the layer runs on the CPU", ErrorCode::mismatch);
+  }
+  bool was_refused(const plan::PlacedPlan&, Stream) const override { return false; }
+  bool is_capturing(Stream) const override { return false; }
   void forward(const plan::ForwardCall& call) const override { Forward(call).run(); }
   void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const plan::PlanData& plan,
                     Stream) const override {

@@ -2,11 +2,14 @@
 #include "cuda/engine.hpp"
 
 #include <algorithm>
+#include <mutex>
 #include <numbers>
 #include <optional>
 
+#include "core/checks.hpp"
 #include "core/environment.hpp"
 #include "core/scale_layout.hpp"
+#include "cuda/device_planner.hpp"
 #include "cuda/device_rules.hpp"
 #include "cuda/forward_sm80.hpp"
 #include "cuda/forward_sm90_few_rows.hpp"
@@ -52,13 +55,14 @@ KeyValueScales scales_of(CacheScales granularity, const Tensor& scale) {
 // On the device.
 struct SlotArrays {
   const int64_t* slots;
-  int64_t num_slots;
+  const int* num_slots;
   const int* requests;  // where scales are of requests
+  uint32_t num_ctas;    // that take turns at the slots
 };
 
 void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& value, const KvCache& cache,
                  CacheScales scales, const SlotArrays& slots, jit::CUstream stream) {
-  if (slots.num_slots == 0) return;
+  if (slots.num_ctas == 0) return;
   CacheWriteParams params{};
   params.sides[0] = side_of(key, cache.key);
   params.sides[1] = side_of(value, cache.value);
@@ -71,13 +75,12 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
     params.scales[1] = scales_of(scales, cache.value_scale);
     params.slot_requests = slots.requests;
     params.token_scales = scales == CacheScales::per_token_head ? 1 : 0;
-    const int64_t num_rows = 2 * slots.num_slots * cache.key.shape[2];
-    launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, {&params}, stream);
+    launch(kernel, {slots.num_ctas, 1, 128, 0}, {&params}, stream);
     return;
   }
   const int64_t chunks = cache.key.shape[2] * (cache.key.shape[3] + 7) / 8;
   const auto threads = static_cast<uint32_t>(std::clamp<int64_t>((chunks + 31) / 32 * 32, 32, 256));
-  launch(kernel, {static_cast<uint32_t>(slots.num_slots), 1, threads, 0}, {&params}, stream);
+  launch(kernel, {slots.num_ctas, 1, threads, 0}, {&params}, stream);
 }
 
 class CudaLayer final : public plan::LayerEngine {
@@ -97,7 +100,9 @@ class CudaLayer final : public plan::LayerEngine {
     } else {
       many_rows_sm80_.emplace(layer, facts, 0);
     }
-    placement_.few_rows_sm90 = few_rows_sm90_.has_value();
+    placement_.few_rows_sm90 = kernels_.few_rows_sm90;
+    placement_.max_few_rows = kernels_.cut.few_rows;
+    placement_.max_rows_of_merges = std::max(kernels_.cut.few_rows, kernels_.cut.rows_per_item);
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
     if (layer.cache) cache_write_ = &jit::kernels().get(cache_write_source(layer.cache->scales, facts.arch));
     if (layer.cache && is_checked_mode()) index_check_.emplace(device_index, facts.arch);
@@ -115,12 +120,57 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
   plan::DeviceRules device_rules() const override { return cuda::device_rules(device_facts(device_index_)); }
+  plan::CutBounds cut_bounds() const override { return cuda::cut_bounds(layer_, kernels_); }
+
+  std::shared_ptr<plan::PlacedPlan> reserve(const plan::PlanCapacity& capacity,
+                                            const Tensor& workspace) const override {
+    const CurrentDevice current(device_index_);
+    if (workspace.is_given()) check_workspace(workspace, workspace_bytes(capacity));
+    auto reserved = std::make_shared<DevicePlan>(layer_, placement_, capacity, workspace, device_index_);
+    prepare_kernels(*reserved);
+    if (capacity.on_device) {
+      const std::lock_guard lock(device_planner_mutex_);
+      if (!device_planner_) device_planner_.emplace(layer_, device_facts(device_index_), kernels_.cut);
+    }
+    return reserved;
+  }
+
+  int64_t workspace_bytes(const plan::PlanCapacity& capacity) const override {
+    return DevicePlan::workspace_bytes(layer_, capacity.state_rows);
+  }
 
   void place(plan::PlanData& plan, Stream stream) const override {
     const CurrentDevice current(device_index_);
-    auto placed = std::make_unique<DevicePlan>(plan, placement_, device_index_, handle_of(stream));
-    for (const FewRowsLaunch& launch : placed->few_rows_launches) few_rows_sm90_->prepare(launch);
+    if (plan.placed) {
+      static_cast<DevicePlan&>(*plan.placed).update(plan, handle_of(stream));
+      return;
+    }
+    auto placed = std::make_shared<DevicePlan>(plan, placement_, device_index_, handle_of(stream));
+    prepare_kernels(*placed);
     plan.placed = std::move(placed);
+  }
+
+  void place_on_device(plan::PlanData& plan, const plan::DeviceBatch& batch, Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    const plan::PlanCapacity capacity = plan::capacity_of(layer_, plan.planner->limits, cut_bounds());
+    device_planner_->run(batch, capacity, static_cast<DevicePlan&>(*plan.placed), handle_of(stream));
+  }
+
+  bool was_refused(const plan::PlacedPlan& placed, Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    PlanCounts counts{};
+    const auto address = reinterpret_cast<jit::CUdeviceptr>(static_cast<const DevicePlan&>(placed).counts());
+    jit::check(jit::driver().memcpy_dtoh_async(&counts, address, sizeof counts, handle_of(stream)),
+               "cuMemcpyDtoHAsync");
+    jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
+    return counts.refused != 0;
+  }
+
+  bool is_capturing(Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    auto status = jit::CUstreamCaptureStatus::none;
+    jit::check(jit::driver().stream_is_capturing(handle_of(stream), &status), "cuStreamIsCapturing");
+    return status != jit::CUstreamCaptureStatus::none;
   }
 
   void forward(const plan::ForwardCall& call) const override {
@@ -130,15 +180,14 @@ class CudaLayer final : public plan::LayerEngine {
     ForwardParams params{};
     plan.fill(params);
     fill(call, params);
-    if (index_check_) index_check_->check_pages(call.plan, params, call.key.shape[0], stream);
-    params.items = plan.items + plan.num_few_rows_items;
+    if (index_check_ && !call.plan.on_device) index_check_->check_pages(call.plan, params, call.key.shape[0], stream);
     if (many_rows_sm90_) {
+      params.items = plan.many_rows.items;
       many_rows_sm90_->run(call, params, plan.cta_begin, plan.num_ctas, stream);
     } else {
-      many_rows_sm80_->run(params, plan.num_many_rows_items, stream);
+      run_sm80(*many_rows_sm80_, plan, plan.many_rows, params, stream);
     }
-    params.items = plan.items;
-    if (few_rows_sm80_) few_rows_sm80_->run(params, plan.num_few_rows_items, stream);
+    if (few_rows_sm80_) run_sm80(*few_rows_sm80_, plan, plan.few_rows, params, stream);
     // Hopper's kernels of one batch run beside each other.
     bool beside_earlier = plan.num_ctas > 0;
     for (const FewRowsLaunch& launch : plan.few_rows_launches) {
@@ -152,14 +201,36 @@ class CudaLayer final : public plan::LayerEngine {
                     Stream stream) const override {
     const CurrentDevice current(device_index_);
     const auto& placed = static_cast<const DevicePlan&>(*plan.placed);
-    if (index_check_) {
+    if (index_check_ && !plan.on_device) {
       index_check_->check_slots(plan, placed.slots, cache.key.shape[0] * cache.key.shape[1], handle_of(stream));
     }
+    constexpr int32_t kCtas = 16;  // a multiprocessor's, of 128 threads
     write_cache(*cache_write_, key, value, cache, plan.layer.cache->scales,
-                {placed.slots, placed.num_slots, placed.slot_requests}, handle_of(stream));
+                {placed.slots, placed.num_slots, placed.slot_requests, placed.grid_of(placed.max_slots, kCtas)},
+                handle_of(stream));
   }
 
  private:
+  static void check_workspace(const Tensor& workspace, int64_t needed) {
+    const int64_t given = workspace.num_elements() * size_bytes(workspace.dtype);
+    if (given < needed) {
+      refuse("workspace", fmt::format("{} bytes", given), fmt::format("{}: Attention::workspace_bytes", needed),
+             ErrorCode::mismatch);
+    }
+  }
+
+  void prepare_kernels(const DevicePlan& plan) const {
+    for (const FewRowsLaunch& launch : plan.few_rows_launches) few_rows_sm90_->prepare(launch);
+  }
+
+  static void run_sm80(const ForwardSm80& kernel, const DevicePlan& plan, const ItemList& list, ForwardParams params,
+                       jit::CUstream stream) {
+    constexpr int32_t kCtas = 4;  // two waves where two share a multiprocessor
+    params.items = list.items;
+    params.num_items = list.num_items;
+    kernel.run(params, plan.grid_of(list.most, kCtas), stream);
+  }
+
   void fill(const plan::ForwardCall& call, ForwardParams& params) const {
     const LayerSpec& layer = call.layer;
     const int32_t head_axis = layer.cache ? 2 : 1;
@@ -194,7 +265,7 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
   void merge(const plan::ForwardCall& call, const DevicePlan& plan, const ForwardParams& forward) const {
-    if (plan.num_merges == 0) return;
+    if (plan.max_merges == 0) return;
     MergePlanParams params{};
     plan.fill(params);
     params.group_size = call.layer.group_size();
@@ -208,8 +279,9 @@ class CudaLayer final : public plan::LayerEngine {
     params.lse = forward.lse;
     params.lse_head_stride = forward.lse_head_stride;
     params.lse_token_stride = forward.lse_token_stride;
-    const auto row_blocks = static_cast<uint32_t>(std::min<int64_t>((plan.max_merge_rows + 3) / 4, kMaxGridY));
-    launch(*merge_, {static_cast<uint32_t>(plan.num_merges), row_blocks, 128, 0}, {&params}, handle_of(call.stream));
+    constexpr int32_t kCtas = 2;  // a multiprocessor's, times those that share rows
+    const auto row_blocks = static_cast<uint32_t>(std::min<int64_t>((plan.max_rows_of_merges + 3) / 4, kMaxGridY));
+    launch(*merge_, {plan.grid_of(plan.max_merges, kCtas), row_blocks, 128, 0}, {&params}, handle_of(call.stream));
   }
 
   int32_t device_index_;
@@ -223,6 +295,8 @@ class CudaLayer final : public plan::LayerEngine {
   const jit::Kernel* merge_ = nullptr;
   const jit::Kernel* cache_write_ = nullptr;
   std::optional<IndexCheck> index_check_;  // QKV_CHECK=1
+  mutable std::mutex device_planner_mutex_;
+  mutable std::optional<DevicePlanner> device_planner_;  // from the first planner on that wants it
   DeviceBuffer score_terms_;
   const float* alibi_slopes_ = nullptr;
   const float* sinks_ = nullptr;
@@ -255,11 +329,15 @@ class CudaEngine final : public plan::Engine {
     const CurrentDevice current(device_index_);
     const jit::Kernel& kernel = jit::kernels().get(cache_write_source(scales, device_facts(device_index_).arch));
     Upload upload;
-    upload.add(std::vector<int64_t>(slot_mapping.begin(), slot_mapping.end()));
+    const auto num_slots = static_cast<int32_t>(slot_mapping.size());
+    const size_t count_at = upload.add(std::vector<int32_t>{num_slots});
+    const size_t slots_at = upload.add(std::vector<int64_t>(slot_mapping.begin(), slot_mapping.end()));
     const auto slots = DeviceBuffer::on_stream(device_index_, upload.num_bytes(), handle_of(stream));
     upload.place(slots, handle_of(stream));
-    write_cache(kernel, key, value, cache, scales,
-                {slots.as<const int64_t>(), static_cast<int64_t>(slot_mapping.size()), nullptr}, handle_of(stream));
+    write_cache(
+        kernel, key, value, cache, scales,
+        {slots.as<const int64_t>(slots_at), slots.as<const int>(count_at), nullptr, static_cast<uint32_t>(num_slots)},
+        handle_of(stream));
     // The slots' memory must outlive the launch. Layers keep theirs in the plan; this single call waits.
     jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
   }

@@ -115,7 +115,7 @@ std::vector<FewRowsItem> clustered(const std::vector<FewRowsItem>& items, size_t
 
 }  // namespace
 
-std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan) {
+std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan, ClusterUse use) {
   std::map<int32_t, std::vector<FewRowsItem>> by_tile;
   for (const plan::WorkItem& item : plan.items) {
     if (!item.few_rows) continue;
@@ -127,7 +127,7 @@ std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan) {
   std::vector<FewRowsList> lists;
   for (auto& [tile_q, items] : by_tile) {
     const auto joining = std::count_if(items.begin(), items.end(), joins_in_cluster);
-    const bool in_clusters = 2 * joining > static_cast<int64_t>(items.size());
+    const bool in_clusters = use == ClusterUse::always || 2 * joining > static_cast<int64_t>(items.size());
     lists.push_back({tile_q, in_clusters, in_clusters ? clustered(items, plan.merges.size()) : std::move(items)});
   }
   return lists;

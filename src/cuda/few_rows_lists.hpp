@@ -16,7 +16,11 @@ struct FewRowsList {
   std::vector<FewRowsItem> items;
 };
 
+// Whether a list comes in clusters: where most of its items can join in them, or always, for launches that will run
+// with other batches.
+enum class ClusterUse : uint8_t { where_most_join, always };
+
 // The plan's items of few rows, smallest tile first. Tickets are the plan's merges.
-std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan);
+std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan, ClusterUse use);
 
 }  // namespace qkv::cuda

@@ -25,11 +25,10 @@ ForwardSm80::ForwardSm80(const LayerSpec& layer, const DeviceFacts& facts, int t
     : shape_(shape_of(layer, facts, tile_q)),
       kernel_(&jit::kernels().get(forward_source(layer, key(layer, facts, tile_q)))) {}
 
-void ForwardSm80::run(const ForwardParams& params, int32_t num_items, jit::CUstream stream) const {
-  if (num_items == 0) return;
+void ForwardSm80::run(const ForwardParams& params, uint32_t num_ctas, jit::CUstream stream) const {
+  if (num_ctas == 0) return;
   launch(*kernel_,
-         {static_cast<uint32_t>(num_items), 1, static_cast<uint32_t>(shape_.num_threads()),
-          static_cast<uint32_t>(shape_.smem_bytes())},
+         {num_ctas, 1, static_cast<uint32_t>(shape_.num_threads()), static_cast<uint32_t>(shape_.smem_bytes())},
          {&params}, stream);
 }
 

@@ -1,4 +1,4 @@
-// The general forward kernel: one CTA an item.
+// The general forward kernel.
 #pragma once
 
 #include "core/index/forward_sm80_shape.hpp"
@@ -17,7 +17,7 @@ class ForwardSm80 {
   // Compiles it.
   ForwardSm80(const LayerSpec& layer, const DeviceFacts& facts, int tile_q);
 
-  void run(const ForwardParams& params, int32_t num_items, jit::CUstream stream) const;
+  void run(const ForwardParams& params, uint32_t num_ctas, jit::CUstream stream) const;
 
  private:
   index::ForwardSm80Shape shape_;

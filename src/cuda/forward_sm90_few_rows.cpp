@@ -1,6 +1,6 @@
 #include "cuda/forward_sm90_few_rows.hpp"
 
-#include <bit>
+#include <algorithm>
 
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
@@ -42,7 +42,7 @@ ForwardSm90FewRows::ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts
     : layer_(layer), facts_(facts) {
   const int32_t tile_q = shape::tile_rows(layer.group_size());
   for (const bool few_items : {true, false}) {
-    for (const bool clustered : {true, false}) kernel_of({tile_q, few_items, clustered});
+    for (const bool clustered : {true, false}) kernel_of({tile_q, few_items, clustered, false});
   }
 }
 
@@ -61,12 +61,23 @@ ForwardKey ForwardSm90FewRows::key(const LayerSpec& layer, const DeviceFacts& fa
           {{"num_warps", launch.num_warps},
            {"num_stages", launch.num_stages},
            {"min_ctas", launch.min_ctas},
-           {"cluster_size", cluster_size(variant.clustered)}}};
+           {"cluster_size", cluster_size(variant.clustered)},
+           {"takes_turns", variant.takes_turns ? 1 : 0}}};
+}
+
+// One CTA an item. Where their number is only a bound: two waves, so that what the device has to spare behind the first
+// is used, and CTAs without an item cost little.
+uint32_t ForwardSm90FewRows::grid_of(const FewRowsLaunch& launch, int32_t ctas_per_multiprocessor) const {
+  if (launch.is_exact) return static_cast<uint32_t>(launch.most_items);
+  constexpr int64_t kWaves = 2;
+  const int64_t enough = kWaves * facts_.num_multiprocessors * ctas_per_multiprocessor;
+  return static_cast<uint32_t>((std::min(launch.most_items, enough) + kClusterSize - 1) / kClusterSize * kClusterSize);
 }
 
 const jit::Kernel& ForwardSm90FewRows::kernel_of(const Variant& variant) const {
   const int tile_number = std::countr_zero(static_cast<uint32_t>(variant.tile_q)) - 2;  // of 4, 8, 16, 32
-  auto& kernel = kernels_[tile_number * 4 + (variant.few_items ? 2 : 0) + (variant.clustered ? 1 : 0)];
+  auto& kernel = kernels_[tile_number * 8 + (variant.few_items ? 4 : 0) + (variant.clustered ? 2 : 0) +
+                          (variant.takes_turns ? 1 : 0)];
   if (const jit::Kernel* found = kernel) return *found;
   kernel = &jit::kernels().get(forward_source(layer_, key(layer_, facts_, variant)));
   return *kernel;
@@ -79,7 +90,7 @@ void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams&
   const bool paged = layer_.cache.has_value();
   const int32_t head_dim = layer_.head_dim;
   const int32_t head_dim_v = layer_.value_dim();
-  const FewRowsParams few{params, launch.items, tickets};
+  const FewRowsParams few{params, launch.items, launch.num_items, tickets};
   jit::CUtensorMap key{};
   jit::CUtensorMap value{};
   if (!paged || layer_.cache->page_size % shape::kBoxKeys == 0) {
@@ -91,7 +102,7 @@ void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams&
                                               shape.num_stages, cluster_size(variant.clustered))
                                .total_bytes;
   qkv::cuda::launch(kernel_of(variant),
-                    {.grid_x = static_cast<uint32_t>(launch.num_items),
+                    {.grid_x = grid_of(launch, shape.min_ctas),
                      .threads = static_cast<uint32_t>(shape.num_warps * shape::kWarpSize),
                      .shared_bytes = static_cast<uint32_t>(shared_bytes),
                      .cluster_size = static_cast<uint32_t>(cluster_size(variant.clustered)),

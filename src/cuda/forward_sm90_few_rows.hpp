@@ -1,8 +1,9 @@
-// Hopper's forward kernel for few query rows: one CTA an item.
+// Hopper's forward kernel for few query rows.
 #pragma once
 
 #include <array>
 #include <atomic>
+#include <bit>
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/split.hpp"
@@ -18,8 +19,12 @@ namespace qkv::cuda {
 struct FewRowsLaunch {
   int32_t tile_q;
   bool clustered;
-  int32_t num_items;
+  bool is_exact;  // there are most_items; else that is only a bound
+  int64_t most_items;
   const FewRowsItem* items;
+  const int* num_items;
+
+  int32_t tile_number() const { return std::countr_zero(static_cast<uint32_t>(tile_q)) - 2; }  // of 4, 8, 16, 32
 };
 
 // What supports() asks for, in words.
@@ -34,6 +39,7 @@ class ForwardSm90FewRows {
     int32_t tile_q;
     bool few_items;
     bool clustered;
+    bool takes_turns = false;  // for launches that may meet more items than they have CTAs
   };
 
   static bool supports(const LayerSpec& layer, const DeviceFacts& facts);
@@ -50,11 +56,12 @@ class ForwardSm90FewRows {
            bool beside_earlier, jit::CUstream stream) const;
 
  private:
-  static constexpr int kNumVariants = 4 * 2 * 2;
+  static constexpr int kNumVariants = 4 * 2 * 2 * 2;
 
   Variant variant_of(const FewRowsLaunch& launch) const {
-    return {launch.tile_q, launch.num_items <= facts_.num_multiprocessors, launch.clustered};
+    return {launch.tile_q, launch.most_items <= facts_.num_multiprocessors, launch.clustered, !launch.is_exact};
   }
+  uint32_t grid_of(const FewRowsLaunch& launch, int32_t ctas_per_multiprocessor) const;
   const jit::Kernel& kernel_of(const Variant& variant) const;
 
   LayerSpec layer_;

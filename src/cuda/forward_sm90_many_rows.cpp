@@ -18,7 +18,7 @@ jit::CUtensorMap query_map(const plan::ForwardCall& call) {
   return make_tensor_map(query.data, query.dtype,
                          {{{columns, 1, columns},
                            {group, query.stride[1], static_cast<int32_t>(by_box ? group : 1)},
-                           {call.plan.num_tokens, query.stride[0],
+                           {call.plan.rows_of_tokens(), query.stride[0],
                             static_cast<int32_t>(by_box ? index::kManyRowsRowsPerConsumer / group : 1)},
                            {blocks, columns, static_cast<int32_t>(by_box ? blocks : 1)},
                            {call.layer.num_kv_heads, query.stride[1] * group, 1}}},

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -148,6 +149,38 @@ void DeviceBuffer::upload(const void* data, size_t bytes, jit::CUstream stream) 
   if (bytes == 0) return;
   jit::check(jit::driver().memcpy_htod_async(address_, data, bytes, stream), "cuMemcpyHtoDAsync",
              [&] { return fmt::format("{} bytes", bytes); });
+}
+
+Staging::Staging(size_t bytes) {
+  const jit::Driver& driver = jit::driver();
+  for (Buffer& buffer : buffers_) {
+    void* memory = nullptr;
+    jit::check(driver.mem_host_alloc(&memory, std::max<size_t>(bytes, 1), jit::kHostAllocPortable), "cuMemHostAlloc",
+               [&] { return fmt::format("{} bytes", bytes); });
+    buffer.bytes = static_cast<std::byte*>(memory);
+    std::memset(memory, 0, bytes);
+    jit::check(driver.event_create(&buffer.copied, jit::kEventDisableTiming), "cuEventCreate");
+  }
+}
+
+Staging::~Staging() {
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.copied != nullptr) {
+      jit::driver().event_synchronize(buffer.copied);
+      jit::driver().event_destroy(buffer.copied);
+    }
+    if (buffer.bytes != nullptr) jit::driver().mem_free_host(buffer.bytes);
+  }
+}
+
+std::byte* Staging::next() {
+  current_ ^= 1;
+  jit::check(jit::driver().event_synchronize(buffers_[current_].copied), "cuEventSynchronize");
+  return buffers_[current_].bytes;
+}
+
+void Staging::mark_copied(jit::CUstream stream) {
+  jit::check(jit::driver().event_record(buffers_[current_].copied, stream), "cuEventRecord");
 }
 
 size_t Upload::add_bytes(const void* data, size_t bytes) {

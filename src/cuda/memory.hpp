@@ -73,6 +73,29 @@ class DeviceBuffer {
   jit::CUstream stream_ = nullptr;
 };
 
+// Host memory that the device copies from while the caller goes on: two buffers take turns, so that one is filled while
+// the other may still be read.
+class Staging {
+ public:
+  explicit Staging(size_t bytes);
+  ~Staging();
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+
+  // A buffer that no copy reads any more. Waits only where two copies are under way.
+  std::byte* next();
+  // After the copies from that buffer were put on the stream.
+  void mark_copied(jit::CUstream stream);
+
+ private:
+  struct Buffer {
+    std::byte* bytes = nullptr;
+    jit::CUevent copied = nullptr;
+  };
+  Buffer buffers_[2];
+  int current_ = 0;
+};
+
 // Many small host arrays to the device in one copy.
 class Upload {
  public:

@@ -1,158 +1,206 @@
 #include "cuda/placed_plan.hpp"
 
 #include <algorithm>
-#include <iterator>
+#include <cstring>
 
-#include "core/index/forward_sm90_many_rows_shape.hpp"
-#include "core/index/multiprocessor_share.hpp"
-#include "cuda/cta_lists.hpp"
-#include "cuda/few_rows_lists.hpp"
+#include "core/checks.hpp"
+#include "core/index/forward_sm90_few_rows_shape.hpp"
+#include "jit/driver.hpp"
 
 namespace qkv::cuda {
 namespace {
 
-std::vector<plan::WorkItem> items_of(const plan::PlanData& plan, bool few_rows) {
-  std::vector<plan::WorkItem> items;
-  std::copy_if(plan.items.begin(), plan.items.end(), std::back_inserter(items),
-               [&](const plan::WorkItem& item) { return item.few_rows == few_rows; });
-  return items;
-}
+constexpr size_t kAlignment = 64;  // of an array: a few-rows item is a cache line
 
-CtaLists lists_of(const plan::PlanData& plan, const std::vector<plan::WorkItem>& items, int32_t max_ctas) {
-  if (max_ctas == 0) return {items, {}};
-  return make_cta_lists(items, plan.layer.group_size(), max_ctas, [&](int32_t request) {
-    return index::many_rows_heads_per_section(plan.seq_lens[request], plan.layer.head_dim, plan.layer.value_dim(),
-                                              plan.layer.num_kv_heads);
-  });
-}
+size_t round_up(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Multiprocessors that the many-rows kernel leaves to the few-rows kernel.
-int32_t few_rows_share(const plan::PlanData& plan, int32_t num_multiprocessors) {
-  const int64_t dims = plan.layer.head_dim + plan.layer.value_dim();
-  int64_t bytes = 0;
-  int64_t operations = 0;
-  for (const plan::WorkItem& item : plan.items) {
-    const int64_t rows = static_cast<int64_t>(item.query_end - item.query_begin) * plan.layer.group_size();
-    if (item.few_rows) {
-      bytes += item.cost / rows * dims * size_bytes(plan.layer.kv_dtype);
-    } else {
-      operations += 2 * item.cost * dims;
-    }
-  }
-  return index::few_rows_multiprocessors(bytes, operations, num_multiprocessors);
-}
-
-WorkItem device_item(const plan::WorkItem& item) {
-  return {item.request,       item.kv_head,     item.query_begin, item.query_end,
-          item.segment_begin, item.segment_end, item.state_row};
-}
-
-std::vector<KeySegment> segments_of(const plan::PlanData& plan) {
-  std::vector<KeySegment> segments;
-  segments.reserve(plan.segments.size());
-  for (const mask::KeySegment& segment : plan.segments) {
-    segments.push_back({segment.begin, segment.end, segment.tile_class == TileClass::full ? 1 : 0});
-  }
-  return segments;
-}
-
-// The joins of these items' states, each once.
-std::vector<MergeItem> merges_of(const plan::PlanData& plan, const std::vector<plan::WorkItem>& items) {
-  std::vector<MergeItem> merges;
-  for (const plan::WorkItem& item : items) {
-    if (item.merge < 0) continue;
-    const plan::MergeItem& merge = plan.merges[item.merge];
-    if (item.state_row != merge.state_row) continue;
-    merges.push_back(
-        {merge.request, merge.kv_head, merge.query_begin, merge.query_end, merge.num_states, merge.state_row});
-  }
-  return merges;
+size_t states_lse_offset(const LayerSpec& layer, int64_t num_state_rows) {
+  return static_cast<size_t>(num_state_rows * layer.value_dim()) * sizeof(float);
 }
 
 }  // namespace
 
+int64_t DevicePlan::workspace_bytes(const LayerSpec& layer, int64_t num_state_rows) {
+  return num_state_rows * (layer.value_dim() + 1) * static_cast<int64_t>(sizeof(float));
+}
+
+DevicePlan::DevicePlan(const LayerSpec& layer, const PlacementRules& rules, const plan::PlanCapacity& capacity,
+                       const Tensor& workspace, int32_t device_index)
+    : layer_(layer), rules_(rules), device_index_(device_index), is_exact_(false) {
+  allocate(array_bytes(layer, rules, capacity), capacity.state_rows, workspace,
+           [&](size_t num_bytes) { return DeviceBuffer(device_index, num_bytes); });
+  staging_.emplace(total_bytes_);
+  bind_launches();
+  bind_arrays();
+  for (FewRowsLaunch& launch : few_rows_launches) launch.clustered = true;
+  // Launches that may meet no merge at all should be small: CTAs take turns at the rows, too.
+  constexpr int32_t kEnoughRows = 16;
+  max_rows_of_merges = std::min(rules.max_rows_of_merges, kEnoughRows);
+}
+
 DevicePlan::DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, int32_t device_index,
-                       jit::CUstream stream) {
-  const bool paged = plan.layer.cache.has_value();
-  std::vector<FewRowsList> few_rows_lists;
-  if (rules.few_rows_sm90) few_rows_lists = make_few_rows_lists(plan);
-  std::vector<plan::WorkItem> few;
-  if (!rules.few_rows_sm90) few = items_of(plan, true);
-  int32_t max_ctas = rules.max_ctas;
-  if (rules.few_rows_sm90 && max_ctas > 0) max_ctas -= few_rows_share(plan, max_ctas);
-  const CtaLists many = lists_of(plan, items_of(plan, false), max_ctas);
-  num_few_rows_items = static_cast<int32_t>(few.size());
-  num_many_rows_items = static_cast<int32_t>(many.items.size());
-  num_ctas = std::max(static_cast<int32_t>(many.begin.size()) - 1, 0);
-  std::vector<WorkItem> all;
-  std::transform(few.begin(), few.end(), std::back_inserter(all), device_item);
-  std::transform(many.items.begin(), many.items.end(), std::back_inserter(all), device_item);
-  std::vector<plan::WorkItem> joined = many.items;
-  joined.insert(joined.end(), few.begin(), few.end());
-  const std::vector<MergeItem> merges = merges_of(plan, joined);
-  num_merges = static_cast<int32_t>(merges.size());
-  for (const MergeItem& merge : merges) {
-    max_merge_rows = std::max<int64_t>(max_merge_rows, merge.query_end - merge.query_begin);
+                       jit::CUstream stream)
+    : layer_(plan.layer), rules_(rules), device_index_(device_index), is_exact_(true) {
+  const PlanLists lists = make_plan_lists(plan, rules, ClusterUse::where_most_join);
+  ArrayBytes bytes{};
+  const auto arrays = lists.arrays(plan);
+  for (int32_t i = 0; i < kNumPlanArrays; ++i) bytes[i] = arrays[i].size();
+  allocate(bytes, plan.num_state_rows, {},
+           [&](size_t num_bytes) { return DeviceBuffer::on_stream(device_index, num_bytes, stream); });
+  bind_launches();
+  bind_arrays();
+  for (FewRowsLaunch& launch : few_rows_launches) {
+    launch.clustered = lists.few_rows_sm90[launch.tile_number()].clustered;
   }
-  max_merge_rows *= plan.layer.group_size();
+  max_rows_of_merges = lists.max_rows_of_merges;
+  std::vector<std::byte> image(total_bytes_);
+  copy(plan, lists, image.data(), stream);
+}
 
-  Upload upload;
-  const size_t items_at = upload.add(all);
-  std::vector<size_t> lists_at;
-  lists_at.reserve(few_rows_lists.size());
-  for (const FewRowsList& list : few_rows_lists) lists_at.push_back(upload.add(list.items));
-  const size_t tickets_at = upload.add(std::vector<int>(few_rows_lists.empty() ? 0 : plan.merges.size()));
-  const size_t cta_begin_at = upload.add(many.begin);
-  const size_t segments_at = upload.add(segments_of(plan));
-  const size_t merges_at = upload.add(merges);
-  const size_t starts_at = upload.add(plan.query_start_loc);
-  const size_t lengths_at = upload.add(plan.seq_lens);
-  const size_t key_start_at = upload.add(plan.key_start);
-  const size_t page_start_at = upload.add(plan.page_start);
-  const size_t pages_at = upload.add(plan.pages);
-  const size_t slots_at = upload.add(plan.slot_mapping);
-  const size_t slot_requests_at = upload.add(plan.slot_requests);
-  const size_t slopes_at = upload.add(plan.alibi_slopes);
-  std::vector<size_t> operands_at;
-  for (const std::vector<int32_t>& operand : plan.operands) operands_at.push_back(upload.add(operand));
-  arrays_ = DeviceBuffer::on_stream(device_index, upload.num_bytes(), stream);
-  upload.place(arrays_, stream);
-
-  const auto rows = static_cast<size_t>(plan.num_state_rows);
-  states_lse_offset_ = rows * plan.layer.value_dim() * sizeof(float);
-  states_ = DeviceBuffer::on_stream(device_index, states_lse_offset_ + rows * sizeof(float), stream);
-
-  items = arrays_.as<const WorkItem>(items_at);
-  for (size_t i = 0; i < few_rows_lists.size(); ++i) {
-    const FewRowsList& list = few_rows_lists[i];
-    few_rows_launches.push_back({list.tile_q, list.clustered, static_cast<int32_t>(list.items.size()),
-                                 arrays_.as<const FewRowsItem>(lists_at[i])});
+void DevicePlan::allocate(const ArrayBytes& bytes, int64_t num_state_rows, const Tensor& workspace,
+                          const BufferMaker& make_buffer) {
+  bytes_ = bytes;
+  for (int32_t i = 0; i < kNumPlanArrays; ++i) {
+    offset_[i] = total_bytes_;
+    total_bytes_ += round_up(bytes[i]);
   }
-  tickets = arrays_.as<int>(tickets_at);
-  cta_begin = arrays_.as<const int>(cta_begin_at);
-  slots = arrays_.as<const int64_t>(slots_at);
-  if (!plan.slot_requests.empty()) slot_requests = arrays_.as<const int>(slot_requests_at);
-  num_slots = static_cast<int64_t>(plan.slot_mapping.size());
-
-  forward_.pages = arrays_.as<const int>(pages_at);
-  forward_.page_start = arrays_.as<const long long>(paged ? page_start_at : key_start_at);
-  forward_.page_size = paged ? plan.layer.cache->page_size : 0;
-  forward_.query_start_loc = arrays_.as<const int>(starts_at);
-  forward_.seq_lens = arrays_.as<const int>(lengths_at);
-  forward_.segments = arrays_.as<const KeySegment>(segments_at);
-  forward_.key_start = arrays_.as<const long long>(key_start_at);
-  for (size_t i = 0; i < operands_at.size(); ++i) forward_.mask_operands[i] = arrays_.as<const int>(operands_at[i]);
-  if (plan.layer.alibi_per_request) {
-    forward_.alibi_slopes = arrays_.as<const float>(slopes_at);
-    forward_.alibi_request_stride = plan.layer.num_q_heads;
+  arrays_ = make_buffer(total_bytes_);
+  const int64_t state_bytes = workspace_bytes(layer_, num_state_rows);
+  if (workspace.is_given()) {
+    forward_.state_out = static_cast<float*>(workspace.data);
+  } else {
+    own_states_ = make_buffer(static_cast<size_t>(state_bytes));
+    forward_.state_out = own_states_.as<float>();
   }
-  forward_.state_out = states_.as<float>();
-  forward_.state_lse = states_.as<float>(states_lse_offset_);
+  forward_.state_lse = reinterpret_cast<float*>(reinterpret_cast<std::byte*>(forward_.state_out) +
+                                                states_lse_offset(layer_, num_state_rows));
+}
 
-  merge_.items = arrays_.as<const MergeItem>(merges_at);
+void DevicePlan::bind_launches() {
+  const auto* counts = array<const PlanCounts>(kCounts);
+  for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
+    const int64_t most_items = most<FewRowsItem>(kFewRowsSm90 + tile);
+    if (most_items == 0) continue;
+    few_rows_launches.push_back({4 << tile, false, is_exact_,
+                                 is_exact_ ? most_items : items_of_clustered_room(most_items),
+                                 array<const FewRowsItem>(kFewRowsSm90 + tile), &counts->few_rows_sm90[tile]});
+  }
+  tickets = array<int>(kTickets);
+  few_rows = {array<const WorkItem>(kFewRowsItems), &counts->few_rows, most<WorkItem>(kFewRowsItems)};
+  many_rows = {array<const WorkItem>(kManyRowsItems), &counts->many_rows, most<WorkItem>(kManyRowsItems)};
+  cta_begin = array<const int>(kCtaBegin);
+  num_ctas = many_rows.most == 0 ? 0 : std::max(static_cast<int32_t>(most<int>(kCtaBegin)) - 1, 0);
+  max_merges = most<MergeItem>(kMerges);
+  num_slots = &counts->slots;
+  max_slots = most<int64_t>(kSlots);
+  merge_.items = array<const MergeItem>(kMerges);
+  merge_.num_items = &counts->merges;
   merge_.states = forward_.state_out;
   merge_.states_lse = forward_.state_lse;
+}
+
+void DevicePlan::bind_arrays() {
+  const bool paged = layer_.cache.has_value();
+  slots = array<const int64_t>(kSlots);
+  slot_requests = bytes_[kSlotRequests] > 0 ? array<const int>(kSlotRequests) : nullptr;
+
+  forward_.pages = array<const int>(kPages);
+  forward_.page_start = array<const long long>(paged ? kPageStart : kKeyStart);
+  forward_.page_size = paged ? layer_.cache->page_size : 0;
+  forward_.query_start_loc = array<const int>(kQueryStartLoc);
+  forward_.seq_lens = array<const int>(kSeqLens);
+  forward_.segments = array<const KeySegment>(kSegments);
+  forward_.key_start = array<const long long>(kKeyStart);
+  for (int32_t i = 0; i < kMaxMaskOperands; ++i) forward_.mask_operands[i] = array<const int>(kOperands + i);
+  if (layer_.alibi_per_request) {
+    forward_.alibi_slopes = array<const float>(kAlibiSlopes);
+    forward_.alibi_request_stride = layer_.num_q_heads;
+  }
   merge_.query_start_loc = forward_.query_start_loc;
+}
+
+PlanBatchParams DevicePlan::read_from(const plan::DeviceBatch& batch, const plan::PlanCapacity& capacity) {
+  forward_.query_start_loc = batch.query_start_loc;
+  forward_.seq_lens = batch.seq_lens;
+  forward_.pages = batch.block_table;
+  for (size_t i = 0; i < batch.operands.size(); ++i) forward_.mask_operands[i] = batch.operands[i];
+  if (layer_.alibi_per_request) forward_.alibi_slopes = batch.alibi_slopes;
+  merge_.query_start_loc = batch.query_start_loc;
+  slots = batch.slot_mapping;
+
+  PlanBatchParams params{};
+  params.forward = forward_;
+  params.num_requests = batch.num_requests;
+  params.num_slots = batch.num_slots;
+  params.block_table_stride = batch.block_table_stride;
+  params.max_query_len = capacity.query_len;
+  params.max_seq_len = capacity.seq_len;
+  params.few_rows_sm90 = rules_.few_rows_sm90;
+  params.num_ctas = num_ctas;
+  PlanArrays& arrays = params.arrays;
+  arrays.counts = array<PlanCounts>(kCounts);
+  arrays.cta_begin = array<int>(kCtaBegin);
+  arrays.key_start = array<long long>(kKeyStart);
+  arrays.page_start = array<long long>(kPageStart);
+  arrays.tickets = tickets;
+  arrays.merges = array<MergeItem>(kMerges);
+  arrays.few_rows = array<WorkItem>(kFewRowsItems);
+  arrays.many_rows = array<WorkItem>(kManyRowsItems);
+  for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
+    arrays.few_rows_sm90[tile] = array<FewRowsItem>(kFewRowsSm90 + tile);
+    arrays.max_items[tile] = static_cast<int>(most<FewRowsItem>(kFewRowsSm90 + tile));
+  }
+  arrays.segments = array<KeySegment>(kSegments);
+  arrays.blocks = array<PlanBlock>(kBlocks);
+  arrays.max_items[kListFewRows] = static_cast<int>(most<WorkItem>(kFewRowsItems));
+  arrays.max_items[kListManyRows] = static_cast<int>(most<WorkItem>(kManyRowsItems));
+  arrays.max_blocks = static_cast<int>(most<PlanBlock>(kBlocks));
+  arrays.max_segments = static_cast<int>(most<KeySegment>(kSegments));
+  arrays.max_tickets = static_cast<int>(most<int>(kTickets));
+  arrays.max_merges = static_cast<int>(most<MergeItem>(kMerges));
+  arrays.max_state_rows = static_cast<int>(capacity.state_rows);
+  return params;
+}
+
+void DevicePlan::update(const plan::PlanData& plan, jit::CUstream stream) {
+  bind_arrays();  // a batch on the device may have been in its place
+  copy(plan, make_plan_lists(plan, rules_, ClusterUse::always), staging_->next(), stream);
+  staging_->mark_copied(stream);
+}
+
+void DevicePlan::copy(const plan::PlanData& plan, const PlanLists& lists, std::byte* image,
+                      jit::CUstream stream) const {
+  const auto arrays = lists.arrays(plan);
+  for (int32_t i = 0; i < kNumPlanArrays; ++i) {
+    if (arrays[i].size() <= bytes_[i]) continue;
+    refuse("plan", fmt::format("{} bytes of array {}", arrays[i].size(), i), fmt::format("at most {}", bytes_[i]),
+           ErrorCode::internal);
+  }
+  // Gaps are shorter to copy than another copy is to start.
+  constexpr size_t kLeastGap = 16384;
+  size_t begin = 0;
+  size_t end = 0;
+  const auto copy_run = [&] {
+    if (begin == end) return;
+    jit::check(jit::driver().memcpy_htod_async(arrays_.address() + begin, image + begin, end - begin, stream),
+               "cuMemcpyHtoDAsync", [&] { return fmt::format("{} bytes of a plan", end - begin); });
+  };
+  for (int32_t i = 0; i < kNumPlanArrays; ++i) {
+    if (arrays[i].empty()) continue;
+    std::memcpy(image + offset_[i], arrays[i].data(), arrays[i].size());
+    if (offset_[i] > end + kLeastGap) {
+      copy_run();
+      begin = offset_[i];
+    }
+    end = offset_[i] + arrays[i].size();
+  }
+  copy_run();
+}
+
+uint32_t DevicePlan::grid_of(int64_t most_items, int32_t ctas_per_multiprocessor) const {
+  if (is_exact_) return static_cast<uint32_t>(most_items);
+  const int64_t enough = int64_t{device_facts(device_index_).num_multiprocessors} * ctas_per_multiprocessor;
+  return static_cast<uint32_t>(std::min(most_items, enough));
 }
 
 void DevicePlan::fill(ForwardParams& params) const { params = forward_; }

@@ -1,48 +1,90 @@
-// A plan on the device: its index arrays and work items, and the buffer of partial states.
+// A plan on the device: its arrays, and the buffer of partial states. Every array has a place of its own, so that
+// captured launches find each batch at the same addresses.
 #pragma once
 
+#include <array>
+#include <functional>
+#include <optional>
 #include <vector>
 
-#include "cuda/device/params.hpp"
 #include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/memory.hpp"
-#include "plan/plan_data.hpp"
+#include "cuda/plan_lists.hpp"
 
 namespace qkv::cuda {
 
-// What the layer's kernels want.
-struct PlacementRules {
-  bool few_rows_sm90 = false;  // items of few rows go into few_rows_lists, else into `items`
-  int32_t max_ctas = 0;        // items of many rows go into lists of at most so many CTAs; 0 = a CTA an item
+// Items that a kernel's CTAs take turns at.
+struct ItemList {
+  const WorkItem* items = nullptr;
+  const int* num_items = nullptr;  // on the device
+  int64_t most = 0;                // that there can be
 };
 
-struct DevicePlan final : plan::PlacedPlan {
+class DevicePlan final : public plan::PlacedPlan {
+ public:
+  // For any plan within the capacity. `workspace`: for partial states; not given = its own.
+  DevicePlan(const LayerSpec& layer, const PlacementRules& rules, const plan::PlanCapacity& capacity,
+             const Tensor& workspace, int32_t device_index);
+  // For this plan alone.
   DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, int32_t device_index, jit::CUstream stream);
+
+  // Puts another plan in its place. Work that is on the stream already still sees the one before.
+  void update(const plan::PlanData& plan, jit::CUstream stream);
+
+  // Points the launches at a batch on the device, and says where its plan goes.
+  PlanBatchParams read_from(const plan::DeviceBatch& batch, const plan::PlanCapacity& capacity);
+  const PlanCounts* counts() const { return array<const PlanCounts>(kCounts); }
+
+  static int64_t workspace_bytes(const LayerSpec& layer, int64_t num_state_rows);
 
   // Fill in what the plan knows of a launch.
   void fill(ForwardParams& params) const;
   void fill(MergePlanParams& params) const;
 
+  // CTAs for so many items: one each, or, where their number is only a bound, as many as keep the device busy.
+  uint32_t grid_of(int64_t most_items, int32_t ctas_per_multiprocessor) const;
+
   std::vector<FewRowsLaunch> few_rows_launches;
   int* tickets = nullptr;
-
-  // Items of few rows come first in the device's list.
-  int32_t num_few_rows_items = 0;
-  int32_t num_many_rows_items = 0;
+  ItemList few_rows;  // of the sm_80 kernel
+  ItemList many_rows;
   int32_t num_ctas = 0;
   const int* cta_begin = nullptr;
-  int32_t num_merges = 0;  // of those that no kernel joins by itself
-  int64_t max_merge_rows = 0;
-
-  const WorkItem* items = nullptr;
+  int64_t max_merges = 0;
+  int64_t max_rows_of_merges = 0;
   const int64_t* slots = nullptr;
-  const int* slot_requests = nullptr;  // [num_slots], where scales are of requests
-  int64_t num_slots = 0;
+  const int* slot_requests = nullptr;  // [slots], where scales are of requests
+  const int* num_slots = nullptr;
+  int64_t max_slots = 0;
 
  private:
+  using ArrayBytes = std::array<size_t, kNumPlanArrays>;
+  using BufferMaker = std::function<DeviceBuffer(size_t num_bytes)>;
+
+  void allocate(const ArrayBytes& bytes, int64_t num_state_rows, const Tensor& workspace,
+                const BufferMaker& make_buffer);
+  void bind_launches();
+  void bind_arrays();
+  void copy(const plan::PlanData& plan, const PlanLists& lists, std::byte* image, jit::CUstream stream) const;
+  template <class T>
+  T* array(int32_t which) const {
+    return arrays_.as<T>(offset_[which]);
+  }
+  template <class T>
+  int64_t most(int32_t which) const {
+    return static_cast<int64_t>(bytes_[which] / sizeof(T));
+  }
+
+  LayerSpec layer_;
+  PlacementRules rules_;
+  int32_t device_index_;
+  bool is_exact_;  // made for one plan
+  ArrayBytes bytes_{};
+  ArrayBytes offset_{};
+  size_t total_bytes_ = 0;
   DeviceBuffer arrays_;
-  DeviceBuffer states_;  // [num_state_rows, head_dim_v], then [num_state_rows] LSEs
-  size_t states_lse_offset_ = 0;
+  DeviceBuffer own_states_;
+  std::optional<Staging> staging_;
   ForwardParams forward_{};
   MergePlanParams merge_{};
 };

@@ -84,6 +84,21 @@ index::RequestCut cut_request(const LayerSpec& layer, const ForwardKernels& kern
   return index::cut_request(kernels.cut, q_len);
 }
 
+plan::CutBounds cut_bounds(const LayerSpec& layer, const ForwardKernels& kernels) {
+  const index::CutRules& cut = kernels.cut;
+  const int32_t split_keys = index::few_rows_split_keys(cut.num_kv_heads);
+  const auto fixed = [](int32_t keys) { return index::SplitBounds{1, keys, INT32_MAX}; };
+  plan::CutBounds bounds{};
+  bounds.few_rows = cut.few_rows;
+  bounds.few_rows_tile_kv = kernels.few_rows_sm90 ? few_rows::kBoxKeys : cut.few_rows_tile_kv;
+  bounds.rows_per_block = cut.tile_q;
+  bounds.rows_per_block_most = cut.rows_per_item;
+  bounds.tile_kv = cut.tile_kv;
+  bounds.few_rows_splits = kernels.few_rows_sm90 ? few_rows::split_bounds(layer.num_kv_heads) : fixed(split_keys);
+  bounds.many_rows_splits = fixed(4 * split_keys);
+  return bounds;
+}
+
 std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceFacts& facts,
                                            const RequestBounds& bounds) {
   const ForwardKernels kernels = forward_kernels(layer, facts);

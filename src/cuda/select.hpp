@@ -11,6 +11,7 @@
 #include "cuda/forward_sm90_many_rows.hpp"
 #include "cuda/kernel_key.hpp"
 #include "cuda/memory.hpp"
+#include "plan/capacity.hpp"
 #include "qkv/layer.hpp"
 #include "qkv/warmup.hpp"
 
@@ -29,6 +30,9 @@ ForwardKernels forward_kernels(const LayerSpec& layer, const DeviceFacts& facts)
 
 // How the planner cuts a request.
 index::RequestCut cut_request(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_len, int32_t kv_len);
+
+// How far: what a planner's buffers are sized by.
+plan::CutBounds cut_bounds(const LayerSpec& layer, const ForwardKernels& kernels);
 
 // All of a launch that may choose its kernel, besides the layer.
 struct LaunchKind {

@@ -78,6 +78,9 @@ struct KeySegment {
 void append_segments(const Program& program, const ProgramInput& input, Tile range, int32_t tile_kv,
                      std::vector<KeySegment>& segments);
 
+// Segments that append_segments makes for one range at most; INT32_MAX where operands of single keys decide.
+int32_t max_segments(const Program& program);
+
 // What evaluate_row knows of an instruction over a row of keys. Values: base + slope·k, or lanes. Truths: the run of
 // keys [begin, end), or lanes.
 struct RowValue {

@@ -152,6 +152,8 @@ class RowsClassifier {
 // is proved for all of them if it is proved for each part.
 class Classifier {
  public:
+  static constexpr size_t kMaxParts = 8;
+
   Classifier(const Program& program, const ProgramInput& input, const Tile& rows)
       : key_dependent_(find_key_dependent(program)) {
     std::vector<int32_t> starts = find_changes(program, input, rows);
@@ -176,8 +178,6 @@ class Classifier {
   }
 
  private:
-  static constexpr size_t kMaxParts = 8;
-
   // The first query of each run of equal operands.
   static std::vector<int32_t> find_changes(const Program& program, const ProgramInput& input, const Tile& rows) {
     std::vector<int32_t> starts{rows.query_begin};
@@ -244,6 +244,21 @@ class Bisection {
 TileClass classify(const Program& program, const ProgramInput& input, const Tile& tile) {
   if (has_no_pair(tile)) return TileClass::empty;
   return Classifier(program, input, tile).classify(tile.kv_begin, tile.kv_end, true);
+}
+
+// Along the keys, all values rise or fall: a comparison's class changes twice, an equality's four times, in each part
+// of the queries; and once more at a last tile that is shorter.
+int32_t max_segments(const Program& program) {
+  int32_t changes = 0;
+  bool has_query_operand = false;
+  for (const Instruction& instruction : program.code) {
+    const bool is_operand = instruction.opcode == Opcode::operand;
+    if (is_operand && reads_key(instruction)) return std::numeric_limits<int32_t>::max();
+    has_query_operand |= is_operand && instruction.scope == OperandScope::query;
+    if (instruction.opcode == Opcode::less || instruction.opcode == Opcode::less_equal) changes += 2;
+    if (instruction.opcode == Opcode::equal) changes += 4;
+  }
+  return 2 + changes * (has_query_operand ? static_cast<int32_t>(Classifier::kMaxParts) : 1);
 }
 
 void append_segments(const Program& program, const ProgramInput& input, Tile range, int32_t tile_kv,

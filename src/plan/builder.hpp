@@ -17,6 +17,17 @@ using RequestCutter = std::function<index::RequestCut(int32_t q_len, int32_t kv_
 PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& cut_request,
                const DeviceRules& rules = {});
 
+// Checks what can be seen from the host; `device` is where all arrays must lie. Fills in what a plan knows of such a
+// batch.
+DeviceBatch read_device_batch(const LayerSpec& layer, Device device, const Batch& batch, const PlanLimits& limits,
+                              PlanData& plan);
+
+// The same work on other pages and slots.
+PlanData with_block_table(const PlanData& plan, const Tensor& block_table, const Tensor& slot_mapping);
+
+// Throws where the batch is larger than the limits.
+void check_limits(const PlanData& plan, const PlanLimits& limits);
+
 // Fills everything but segments, items and merges. Throws on the first thing that is wrong.
 PlanData read_batch(const LayerSpec& layer, const Batch& batch);
 

@@ -31,6 +31,7 @@ std::string describe_sharing(const PlanData& plan) {
 }  // namespace
 
 std::string describe(const PlanData& plan) {
+  if (plan.on_device) return fmt::format("{} requests, planned on the device\n", plan.num_requests);
   std::map<int32_t, RequestTotals> totals;
   for (const WorkItem& item : plan.items) {
     const index::ItemCost cost = cost_of(plan, item);

@@ -8,6 +8,7 @@
 
 #include "core/index/cost.hpp"
 #include "core/index/split.hpp"
+#include "plan/capacity.hpp"
 #include "plan/gather.hpp"
 #include "plan/plan_data.hpp"
 #include "plan/projection.hpp"
@@ -47,8 +48,18 @@ class LayerEngine {
   // How a request is cut. By the layer and these two numbers only, so that its bits never depend on its batch.
   virtual index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const = 0;
   virtual DeviceRules device_rules() const = 0;
-  // Brings the plan to where the engine reads it.
+  virtual CutBounds cut_bounds() const = 0;
+  // Memory for any plan within the capacity; none where the engine reads plans where they are.
+  virtual std::shared_ptr<PlacedPlan> reserve(const PlanCapacity& capacity, const Tensor& workspace) const = 0;
+  virtual int64_t workspace_bytes(const PlanCapacity& capacity) const = 0;
+  // Brings the plan to where the engine reads it: to plan.placed where that is reserved, else to memory of its own.
   virtual void place(PlanData& plan, Stream stream) const = 0;
+  // The same for a batch on the device, with kernels of its own; plan.placed is reserved with on_device.
+  virtual void place_on_device(PlanData& plan, const DeviceBatch& batch, Stream stream) const = 0;
+  // Waits: did the last batch that was placed so exceed its memory or limits?
+  virtual bool was_refused(const PlacedPlan& placed, Stream stream) const = 0;
+  // Calls on the stream are recorded, not run.
+  virtual bool is_capturing(Stream stream) const = 0;
   virtual void forward(const ForwardCall& call) const = 0;
   virtual void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const PlanData& plan,
                             Stream stream) const = 0;

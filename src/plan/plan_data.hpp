@@ -1,6 +1,7 @@
 // What a plan holds: the batch's index arrays, checked and copied, and the work items made of them.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,6 +11,7 @@
 #include "mask/program.hpp"
 #include "qkv/batch.hpp"
 #include "qkv/layer.hpp"
+#include "qkv/planner.hpp"
 
 namespace qkv::plan {
 
@@ -46,6 +48,30 @@ struct MergeItem {
 // An engine's own copy of a plan, where it keeps one.
 struct PlacedPlan {
   virtual ~PlacedPlan() = default;
+};
+
+// Tokens that update_cache writes: in cross attention, those of the other sequence.
+inline int64_t max_slots(const LayerSpec& layer, const PlanLimits& limits) {
+  return layer.type == AttentionType::encoder_decoder ? limits.max_keys : limits.max_tokens;
+}
+
+// What the plans of one planner share. Their memory holds the newest of them only.
+struct PlannerShare {
+  PlanLimits limits;
+  std::atomic<uint64_t> newest{0};
+};
+
+// A batch whose arrays lie on the device, contiguous.
+struct DeviceBatch {
+  int32_t num_requests;
+  const int32_t* query_start_loc;
+  const int32_t* seq_lens;
+  const int32_t* block_table;  // nullptr without a cache
+  int64_t block_table_stride;
+  const int64_t* slot_mapping;
+  int32_t num_slots;
+  std::vector<const int32_t*> operands;  // in the order of mask.operands
+  const float* alibi_slopes;             // nullptr, or [num_requests, num_q_heads]
 };
 
 struct PlanData {
@@ -89,7 +115,23 @@ struct PlanData {
   index::DeviceCosts costs;  // of the device that the plan was made for
   double seconds_apart = 0;  // predicted without sharing, where that was asked; 0 = it was not
 
-  std::unique_ptr<PlacedPlan> placed;
+  std::shared_ptr<PlacedPlan> placed;
+
+  bool on_device = false;  // planned there: the arrays above are empty, num_tokens and num_keys are bounds
+  std::shared_ptr<const PlannerShare> planner;  // whose plan this is, if it is one's
+  uint64_t number = 0;                          // among the planner's plans, from 1
+
+  // What tensors must hold: a captured launch will run with other batches of the planner.
+  int64_t rows_of_tokens() const { return planner ? planner->limits.max_tokens : num_tokens; }
+  int64_t rows_of_keys() const { return planner ? planner->limits.max_keys : num_keys; }
+  int64_t rows_of_slots() const {
+    return planner ? max_slots(layer, planner->limits) : static_cast<int64_t>(slot_mapping.size());
+  }
+  int32_t rows_of_requests() const { return planner ? planner->limits.max_requests : num_requests; }
+  int32_t highest_page() const { return planner ? planner->limits.num_pages - 1 : max_page; }
+  int64_t highest_slot() const {
+    return planner ? int64_t{planner->limits.num_pages} * layer.cache->page_size - 1 : max_slot;
+  }
 };
 
 // All rows of an item, run by run.

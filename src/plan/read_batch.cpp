@@ -132,6 +132,22 @@ void read_slot_mapping(const Tensor& slots, PlanData& plan) {
   if (plan.layer.cache->scales == CacheScales::per_request_head) read_slot_requests(plan);
 }
 
+// Points each request's mask input at its values.
+void bind_operands(PlanData& plan) {
+  plan.mask_inputs.clear();
+  for (int32_t r = 0; r < plan.num_requests; ++r) {
+    mask::ProgramInput input{r, q_len(plan, r), plan.seq_lens[r], {}};
+    for (size_t i = 0; i < plan.operands.size(); ++i) {
+      const OperandScope scope = plan.mask.operands[i].scope;
+      const int64_t offset = scope == OperandScope::request ? r
+                             : scope == OperandScope::key   ? plan.key_start[r]
+                                                            : plan.query_start_loc[r];
+      input.operand.push_back(plan.operands[i].data() + offset);
+    }
+    plan.mask_inputs.push_back(std::move(input));
+  }
+}
+
 void read_operands(const std::vector<MaskOperand>& given, PlanData& plan) {
   std::set<std::string> names;
   for (const MaskOperand& operand : given) {
@@ -151,17 +167,7 @@ void read_operands(const std::vector<MaskOperand>& given, PlanData& plan) {
     check_extent(found->values, name.c_str(), 0, length, meaning);
     plan.operands.push_back(copy_vector<int32_t>(found->values));
   }
-  for (int32_t r = 0; r < plan.num_requests; ++r) {
-    mask::ProgramInput input{r, q_len(plan, r), plan.seq_lens[r], {}};
-    for (size_t i = 0; i < plan.operands.size(); ++i) {
-      const OperandScope scope = plan.mask.operands[i].scope;
-      const int64_t offset = scope == OperandScope::request ? r
-                             : scope == OperandScope::key   ? plan.key_start[r]
-                                                            : plan.query_start_loc[r];
-      input.operand.push_back(plan.operands[i].data() + offset);
-    }
-    plan.mask_inputs.push_back(std::move(input));
-  }
+  bind_operands(plan);
 }
 
 void read_alibi_slopes(const Tensor& slopes, PlanData& plan) {
@@ -215,6 +221,34 @@ PlanData read_batch(const LayerSpec& layer, const Batch& batch) {
   read_alibi_slopes(batch.alibi_slopes, plan);
   read_prefix_groups(batch, plan);
   return plan;
+}
+
+PlanData with_block_table(const PlanData& plan, const Tensor& block_table, const Tensor& slot_mapping) {
+  if (!plan.shared_rows.empty()) {
+    refuse("block_table", block_table.describe(),
+           "a plan whose requests share no prefix (prefix_sharing off): its items read several requests' keys at once");
+  }
+  PlanData other;
+  other.layer = plan.layer;
+  other.mask = plan.mask;
+  other.mask_hash = plan.mask_hash;
+  other.num_requests = plan.num_requests;
+  other.num_tokens = plan.num_tokens;
+  other.num_keys = plan.num_keys;
+  other.query_start_loc = plan.query_start_loc;
+  other.seq_lens = plan.seq_lens;
+  other.key_start = plan.key_start;
+  read_block_table(block_table, other);
+  read_slot_mapping(slot_mapping, other);
+  other.operands = plan.operands;
+  bind_operands(other);
+  other.alibi_slopes = plan.alibi_slopes;
+  other.segments = plan.segments;
+  other.items = plan.items;
+  other.costs = plan.costs;
+  other.merges = plan.merges;
+  other.num_state_rows = plan.num_state_rows;
+  return other;
 }
 
 }  // namespace qkv::plan

@@ -138,6 +138,16 @@ TEST(c_api_errors, null_handles_and_pointers_are_refused_by_name) {
   refused(qkv_attention_plan(nullptr, &c_batch.batch, &new_plan, nullptr), "attention");
   refused(qkv_attention_plan(attention.get(), nullptr, &new_plan, nullptr), "batch");
   refused(qkv_attention_plan(attention.get(), &c_batch.batch, nullptr, nullptr), "plan");
+  qkv_planner* new_planner = nullptr;
+  qkv_plan_limits limits;
+  qkv_plan_limits_init(&limits, sizeof limits);
+  refused(qkv_attention_planner(nullptr, &limits, nullptr, &new_planner), "attention");
+  refused(qkv_attention_planner(attention.get(), nullptr, nullptr, &new_planner), "limits");
+  refused(qkv_attention_planner(attention.get(), &limits, nullptr, nullptr), "planner");
+  refused(qkv_attention_planner(attention.get(), &limits, nullptr, &new_planner), "limits.max_requests");
+  refused(qkv_planner_plan(nullptr, &c_batch.batch, &new_plan, nullptr), "planner");
+  refused(qkv_planner_check(nullptr, nullptr), "planner");
+  refused(qkv_planner_update_block_table(nullptr, nullptr, nullptr, &new_plan, nullptr), "planner");
   refused(qkv_attention_update_cache(nullptr, &key, &key, &cache, plan.get(), nullptr), "attention");
   refused(qkv_attention_update_cache(attention.get(), &key, &key, nullptr, plan.get(), nullptr), "cache");
   refused(qkv_attention_update_cache(attention.get(), &key, &key, &cache, nullptr, nullptr), "plan");

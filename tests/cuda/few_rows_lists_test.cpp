@@ -25,14 +25,14 @@ plan::PlanData plan_of(const tools::Case& c) {
   });
 }
 
-void expect_sound(const plan::PlanData& plan) {
+void expect_sound_lists(const plan::PlanData& plan, ClusterUse use) {
   std::set<std::tuple<int32_t, int32_t, int32_t>> wanted;  // request, KV head, first segment
   for (const plan::WorkItem& item : plan.items) {
     if (item.few_rows) wanted.insert({item.request, item.kv_head, item.segment_begin});
   }
   size_t found = 0;
   int32_t last_tile_q = 0;
-  for (const FewRowsList& list : make_few_rows_lists(plan)) {
+  for (const FewRowsList& list : make_few_rows_lists(plan, use)) {
     EXPECT_GT(list.tile_q, last_tile_q);
     last_tile_q = list.tile_q;
     std::map<int, int> arrivals;  // of tickets
@@ -72,17 +72,21 @@ void expect_sound(const plan::PlanData& plan) {
   EXPECT_EQ(found, wanted.size());
 }
 
+void expect_sound(const plan::PlanData& plan) {
+  for (const ClusterUse use : {ClusterUse::where_most_join, ClusterUse::always}) expect_sound_lists(plan, use);
+}
+
 TEST(few_rows_lists, joins_of_few_splits_stand_within_a_cluster) {
   const plan::PlanData plan =
       plan_of(testing::case_of(8, 2, 64, {1, 1, 2, 1, 8, 9, 1}, {3000, 1, 900, 2000, 777, 50, 0}));
   expect_sound(plan);
-  EXPECT_TRUE(make_few_rows_lists(plan).front().clustered);
+  EXPECT_TRUE(make_few_rows_lists(plan, ClusterUse::where_most_join).front().clustered);
 }
 
 TEST(few_rows_lists, long_requests_join_by_tickets) {
   const plan::PlanData plan = plan_of(testing::case_of(4, 1, 64, {1, 1}, {60'000, 5}));
   expect_sound(plan);
-  const auto lists = make_few_rows_lists(plan);
+  const auto lists = make_few_rows_lists(plan, ClusterUse::where_most_join);
   ASSERT_EQ(lists.size(), 1U);
   EXPECT_FALSE(lists[0].clustered);
   EXPECT_GT(lists[0].items.size(), 9U);
@@ -96,7 +100,7 @@ TEST(few_rows_lists, long_and_short_requests_share_a_clustered_list) {
 }
 
 TEST(few_rows_lists, an_empty_batch_has_none) {
-  EXPECT_TRUE(make_few_rows_lists(plan_of(testing::case_of(4, 2, 64, {}, {}))).empty());
+  EXPECT_TRUE(make_few_rows_lists(plan_of(testing::case_of(4, 2, 64, {}, {})), ClusterUse::always).empty());
 }
 
 }  // namespace

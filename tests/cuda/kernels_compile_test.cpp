@@ -117,7 +117,8 @@ TEST_P(kernels_compile, forward_sm90_few_rows) {
   if (uses_float8(layer) || !shape::supports(head_dim, head_dim_v)) return;  // the sm_80 kernel runs these
   for (int tile_q = shape::tile_rows(layer.group_size()); tile_q <= shape::max_rows(head_dim_v); tile_q *= 2) {
     // One of both kinds of launch for each tile: both are compiled for the smallest.
-    for (const bool few_items : {true, false}) {
+    for (const auto& [few_items, takes_turns] :
+         {std::pair(true, false), std::pair(false, false), std::pair(false, true)}) {
       if (few_items && tile_q != shape::tile_rows(layer.group_size())) continue;
       const shape::LaunchShape launch = shape::launch_shape(head_dim, head_dim_v, tile_q, few_items);
       const jit::Compiled compiled =
@@ -128,8 +129,21 @@ TEST_P(kernels_compile, forward_sm90_few_rows) {
                                               {{"num_warps", launch.num_warps},
                                                {"num_stages", launch.num_stages},
                                                {"min_ctas", launch.min_ctas},
-                                               {"cluster_size", few_items ? 1 : shape::kMaxClusterSplits}}}));
+                                               {"cluster_size", few_items ? 1 : shape::kMaxClusterSplits},
+                                               {"takes_turns", takes_turns ? 1 : 0}}}));
       EXPECT_EQ(compiled.entry, "forward_sm90_few_rows");
+      // What is kept from turn to turn: some words, where the rows alone fill the registers.
+      EXPECT_LE(compiled.usage.spill_store_bytes, takes_turns ? 128 : 0) << compiled.log;
+    }
+  }
+}
+
+TEST_P(kernels_compile, planner) {
+  const LayerSpec layer = matrix()[GetParam()];
+  for (const Architecture& architecture : kArchitectures) {
+    for (const char* kernel : {"plan_batch", "plan_items"}) {
+      const jit::Compiled compiled = jit::compile(forward_source(layer, {kernel, architecture.name, 0, 0}));
+      EXPECT_EQ(compiled.entry, kernel);
       EXPECT_EQ(compiled.usage.spill_store_bytes, 0) << compiled.log;
     }
   }

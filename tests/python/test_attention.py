@@ -268,3 +268,21 @@ def test_prefix_groups_are_checked_and_change_no_bit():
         run(prefix_groups=[([0, 1], 1100)])
     with pytest.raises(qkv.Error, match="prefix_sharing"):
         run(prefix_sharing="maybe")
+
+
+def test_a_planner_takes_the_place_of_its_plan_before(paged):
+    attention = qkv.Attention(spec())
+    num_tokens, num_pages = len(paged.new_key), len(paged.key_pages)
+    planner = attention.planner(max_requests=4, max_tokens=num_tokens, max_seq_len=200, num_pages=num_pages)
+    first = planner.plan(paged.batch)
+    second = planner.plan(paged.batch)
+    cache = qkv.KvCache(paged.key_pages, paged.value_pages)
+    attention.update_cache(paged.new_key, paged.new_value, cache, second)
+    np.testing.assert_allclose(attention.forward(paged.query, cache, second), expected(paged)[0], atol=2e-5)
+    with pytest.raises(qkv.Error) as caught:
+        attention.forward(paged.query, cache, first)
+    assert caught.value.argument == "plan"
+    assert attention.workspace_bytes(max_requests=4, max_tokens=9, max_seq_len=200, num_pages=num_pages) >= 0
+    with pytest.raises(qkv.Error) as caught:
+        attention.planner(max_requests=3, max_tokens=9, max_seq_len=200, num_pages=num_pages).plan(paged.batch)
+    assert caught.value.argument == "query_start_loc: requests"

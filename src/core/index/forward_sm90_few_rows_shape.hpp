@@ -4,6 +4,7 @@
 #pragma once
 
 #include "core/index/host_device.hpp"
+#include "core/index/split_bounds.hpp"
 
 namespace qkv::index::few_rows {
 
@@ -15,6 +16,7 @@ constexpr int kMaxClusterSplits = 8;
 constexpr int kMaxSplits = 64;
 constexpr int kElementBytes = 2;
 constexpr int kBarrierBytes = 8;
+constexpr int kTurnBytes = 16;
 
 QKV_HOST_DEVICE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 QKV_HOST_DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -66,6 +68,7 @@ struct SmemLayout {
   int received_lse;
   int barriers;  // [num_warps, num_stages] for keys, the same for values, one for received states
   int flag;
+  int turn;  // few_rows::CtaTurn
   int total_bytes;
 };
 
@@ -85,7 +88,8 @@ QKV_HOST_DEVICE constexpr SmemLayout smem_layout(int head_dim, int head_dim_v, i
       (clustered ? (tile_q * head_dim_v / 4 + cluster_size) * 4 * static_cast<int>(sizeof(float)) : 0);
   layout.barriers = layout.received_lse + (clustered ? cluster_size * tile_q * static_cast<int>(sizeof(float)) : 0);
   layout.flag = layout.barriers + (2 * warps * stages + 1) * kBarrierBytes;
-  layout.total_bytes = layout.flag + kBarrierBytes;
+  layout.turn = layout.flag + kBarrierBytes;
+  layout.total_bytes = layout.turn + kTurnBytes;
   return layout;
 }
 
@@ -105,6 +109,11 @@ QKV_HOST_DEVICE constexpr int split_keys(int kv_len, int num_kv_heads, int head_
     return larger(longest, round_up((kv_len - 1) / kMaxSplits + 1, kGrain));
   }
   return larger(least, round_up((kv_len - 1) / kMaxClusterSplits + 1, kGrain));
+}
+
+// What split_keys comes to at most.
+QKV_HOST_DEVICE constexpr SplitBounds split_bounds(int num_kv_heads) {
+  return {kMaxClusterSplits, num_kv_heads >= 8 ? 2048 : num_kv_heads >= 4 ? 1024 : 512, kMaxSplits};
 }
 
 // A CTA. Few items: each has an SM to itself, and the time of one item counts. Many: three or more share an SM, so that

@@ -90,13 +90,8 @@ __device__ __forceinline__ void quantise_row(const CacheWriteSide& side, const v
   }
 }
 
-}  // namespace cache_quantise
-
-extern "C" __global__ void __launch_bounds__(cache_quantise::kWarps * 32)
-    cache_quantise_pages(const __grid_constant__ CacheWriteParams params) {
-  const long long rows = params.num_slots * params.num_kv_heads;
-  const long long index = static_cast<long long>(blockIdx.x) * cache_quantise::kWarps + threadIdx.x / 32;
-  if (index >= 2 * rows) return;
+// Row `index` of those of all keys, then of all values.
+__device__ __forceinline__ void write_row(const CacheWriteParams& params, long long rows, long long index) {
   const int of_value = index >= rows ? 1 : 0;
   const long long token = (index - of_value * rows) / params.num_kv_heads;
   const long long head = (index - of_value * rows) % params.num_kv_heads;
@@ -114,15 +109,26 @@ extern "C" __global__ void __launch_bounds__(cache_quantise::kWarps * 32)
                           offset * side.token_stride + head * side.head_stride;
   float* scale_at = scales.data + request * scales.request_stride + page * scales.page_stride +
                     offset * scales.token_stride + head * scales.head_stride;
-  const bool vectors = cache_quantise::allows_vectors(side);
+  const bool vectors = allows_vectors(side);
   float scale;
   if (params.token_scales) {
-    scale = cache_quantise::choose_scale(row, side.source_dtype, side.head_dim, vectors, side.pages_dtype);
+    scale = choose_scale(row, side.source_dtype, side.head_dim, vectors, side.pages_dtype);
     if (threadIdx.x % 32 == 0) *scale_at = scale;
   } else {
     scale = *scale_at;
   }
-  cache_quantise::quantise_row(side, row, scale, vectors, target);
+  quantise_row(side, row, scale, vectors, target);
+}
+
+}  // namespace cache_quantise
+
+extern "C" __global__ void __launch_bounds__(cache_quantise::kWarps * 32)
+    cache_quantise_pages(const __grid_constant__ CacheWriteParams params) {
+  const long long rows = static_cast<long long>(*params.num_slots) * params.num_kv_heads;
+  const long long first = static_cast<long long>(blockIdx.x) * cache_quantise::kWarps + threadIdx.x / 32;
+  for (long long index = first; index < 2 * rows; index += gridDim.x * cache_quantise::kWarps) {
+    cache_quantise::write_row(params, rows, index);
+  }
 }
 
 }  // namespace qkv::cuda

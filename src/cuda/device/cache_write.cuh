@@ -1,6 +1,7 @@
 // Writes new tokens' keys and values to their slots in the pages, converting between f32, f16 and bf16. A slot below 0:
 // nothing of the token is read or written. Equal dtypes keep their bits.
-// Grid: num_slots CTAs; block: any multiple of 32, best the token's 8-element chunks, at most 256.
+// Grid: CTAs that take turns at the slots, one each at best; block: any multiple of 32, best the token's 8-element
+// chunks, at most 256.
 #pragma once
 
 #include "dtype.cuh"
@@ -113,14 +114,16 @@ __device__ __forceinline__ void write_side(const CacheWriteSide& side, int num_k
 }  // namespace cache_write
 
 extern "C" __global__ void __launch_bounds__(256) cache_write_pages(const __grid_constant__ CacheWriteParams params) {
-  const long long token = blockIdx.x;
-  const long long slot = params.slots[token];
-  if (slot < 0) return;
-  const long long page = slot / params.page_size;
-  const long long offset = slot % params.page_size;
+  const int num_slots = *params.num_slots;
+  for (int token = blockIdx.x; token < num_slots; token += gridDim.x) {
+    const long long slot = params.slots[token];
+    if (slot < 0) continue;
+    const long long page = slot / params.page_size;
+    const long long offset = slot % params.page_size;
 #pragma unroll
-  for (int side = 0; side < 2; ++side) {
-    cache_write::write_side(params.sides[side], params.num_kv_heads, token, page, offset);
+    for (int side = 0; side < 2; ++side) {
+      cache_write::write_side(params.sides[side], params.num_kv_heads, token, page, offset);
+    }
   }
 }
 

@@ -17,6 +17,15 @@ namespace qkv::cuda::few_rows {
 constexpr int kRowVectors = key::head_dim_v / 4;
 constexpr int kStatePitch = shape::state_pitch(key::head_dim_v);
 
+// What a CTA keeps from item to item. In shared memory: registers are scarce while an item runs.
+struct CtaTurn {
+  int index;      // of the item
+  int num_items;  // of the launch
+};
+static_assert(sizeof(CtaTurn) <= shape::kTurnBytes);
+
+__device__ __forceinline__ CtaTurn& turn_of(char* smem) { return *reinterpret_cast<CtaTurn*>(smem + kLayout.turn); }
+
 // 4 elements of a row's mean, and the row's natural LSE.
 struct State {
   float4 mean;

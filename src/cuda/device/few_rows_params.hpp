@@ -5,7 +5,9 @@
 
 namespace qkv::cuda {
 
-// A request's packed query rows for one KV head x one split of its keys: one CTA. One cache line that holds all that
+constexpr int kFewRowsTiles = 4;  // 4, 8, 16, 32 packed rows
+
+// A request's packed query rows for one KV head x one split of its keys. One cache line that holds all that
 // the first loads need, so that they hang on two look-ups only (this line, the page numbers).
 struct alignas(64) FewRowsItem {
   int request;
@@ -28,9 +30,10 @@ struct alignas(64) FewRowsItem {
 //   num_splits n, ticket >= 0 writes its state; whoever is last joins the n states, which lie one after another
 //   num_splits n, ticket -1   items i - split … i - split + n - 1 lie in one cluster and exchange their states there
 struct FewRowsParams {
-  ForwardParams forward;  // its `items` is not used
+  ForwardParams forward;  // its `items` and `num_items` are not used
   const FewRowsItem* items;
-  int* tickets;  // zero before the launch, and after it
+  const int* num_items;  // on the device; whole clusters
+  int* tickets;          // zero before the launch, and after it
 };
 
 }  // namespace qkv::cuda

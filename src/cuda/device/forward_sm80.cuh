@@ -1,7 +1,7 @@
-// Forward attention for every GPU since Ampere: one CTA a work item, a warp 16 or 32 packed query rows, mma.sync, keys
-// and values through cp.async with a tile in flight while one is computed. It runs every feature; docs/forward_sm80.md
-// says why it looks as it does, index/forward_sm80_shape.hpp has its tiles, threads and shared memory. A row sees the
-// same operations in the same order whichever rows stand beside it.
+// Forward attention for every GPU since Ampere: a CTA takes one work item after another, a warp 16 or 32 packed query
+// rows, mma.sync, keys and values through cp.async with a tile in flight while one is computed. It runs every feature;
+// docs/forward_sm80.md says why it looks as it does, index/forward_sm80_shape.hpp has its tiles, threads and shared
+// memory. A row sees the same operations in the same order whichever rows stand beside it.
 //
 // The text before this file: namespace qkv::cuda::key with
 //   is_bf16, kv_dtype, token_scales, out_dtype, head_dim, head_dim_v, group_size, page_size, softcap, alibi, mask,
@@ -533,19 +533,23 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
 
 }  // namespace sm80
 
-// Grid: one CTA an item, kShape.num_threads() threads, kShape.smem_bytes() of dynamic shared memory.
+// Grid: at most one CTA an item, kShape.num_threads() threads, kShape.smem_bytes() of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(sm80::kShape.num_threads(), 1)
     forward_sm80(const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(128) char shared_memory[];
   const sm80::Memory memory{shared_memory, ptx::shared_address(shared_memory)};
-  const WorkItem& item = params.items[blockIdx.x];
-  const SeqInfo seq(params, item.request);
-  const int num_rows = (item.query_end - item.query_begin) * key::group_size;
-  for (int row_begin = 0; row_begin < num_rows; row_begin += key::tile_q) {
-    for (int column_begin = 0; column_begin < key::head_dim_v; column_begin += sm80::kColumns) {
-      sm80::attend(params, item, seq, row_begin, num_rows, column_begin, memory);
-      ptx::cp_async_wait<0>();
-      __syncthreads();  // before the memory is filled again
+  const int num_items = *params.num_items;
+#pragma unroll 1
+  for (int index = blockIdx.x; index < num_items; index += gridDim.x) {
+    const WorkItem& item = params.items[index];
+    const SeqInfo seq(params, item.request);
+    const int num_rows = (item.query_end - item.query_begin) * key::group_size;
+    for (int row_begin = 0; row_begin < num_rows; row_begin += key::tile_q) {
+      for (int column_begin = 0; column_begin < key::head_dim_v; column_begin += sm80::kColumns) {
+        sm80::attend(params, item, seq, row_begin, num_rows, column_begin, memory);
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // before the memory is filled again
+      }
     }
   }
 }

@@ -1,15 +1,15 @@
 // Attention of few query rows (decode: up to 32 packed rows of one KV head) on Hopper, bound by the memory that K and V
-// come from. One CTA an item. The item's tiles of 16 or 32 keys are dealt out to 8 or 4 lanes; a warp owns a lane (or
-// two, one after another) and a piece of shared memory, so that no warp waits for another until the item ends. Products
-// have keys (then dimensions of V) as the matrix unit's 16 rows and query rows as its 8 columns: rows are padded to 8,
-// not to 64. docs/forward_sm90_few_rows.md says why.
+// come from. A CTA takes one item after another. The item's tiles of 16 or 32 keys are dealt out to 8 or 4 lanes; a
+// warp owns a lane (or two, one after another) and a piece of shared memory, so that no warp waits for another until
+// the item ends. Products have keys (then dimensions of V) as the matrix unit's 16 rows and query rows as its 8
+// columns: rows are padded to 8, not to 64. docs/forward_sm90_few_rows.md says why.
 //
 // Asks of the prologue, besides the common constants: tile_q (4, 8, 16 or 32 rows), tile_kv (keys of a warp's tile),
 // num_warps (divides num_lanes), num_stages (of each ring), min_ctas (of an SM), cluster_size (1: splits join by
-// tickets only, or 8). head_dim and head_dim_v: multiples of 16 up to 256. Segments begin at multiples of tile_kv.
-// Grid: one CTA an item, in clusters of cluster_size. Dynamic shared memory:
-// index::few_rows::smem_layout(...).total_bytes. Bits of a row: see the shape header; warps, stages, CTAs of an SM and
-// clusters don't enter them.
+// tickets only, or 8), takes_turns (0: the grid has a CTA an item, and each ends with it). head_dim and head_dim_v:
+// multiples of 16 up to 256. Segments begin at multiples of tile_kv. Grid: a CTA an item, or fewer that take turns, in
+// clusters of cluster_size. Dynamic shared memory: index::few_rows::smem_layout(...).total_bytes. Bits of a row: see
+// the shape header; warps, stages, CTAs of an SM and clusters don't enter them.
 #pragma once
 
 #include "few_rows_loads.cuh"
@@ -54,8 +54,9 @@ __device__ __forceinline__ unsigned nonfinite_bits(unsigned pair) {
 // dimension) lane/4 + 8·(i/2), row 2·(lane%4) + i%2.
 class WarpRows {
  public:
-  __device__ __forceinline__ WarpRows(const FewRowsParams& params, const FewRowsItem& item, unsigned query_smem)
-      : params_(params.forward), item_(item), lane_(threadIdx.x % shape::kWarpSize), query_smem_(query_smem) {
+  __device__ __forceinline__ WarpRows(const FewRowsParams& params, const FewRowsItem& item, unsigned query_smem,
+                                      int lane)
+      : params_(params.forward), item_(item), lane_(lane), query_smem_(query_smem) {
     const int pair_row = lane_ % 8 + lane_ / 16 * 8;
     const int pair_odd = lane_ / 8 % 2;
     key_lane_offset_ = KeyBox::lane_offset(lane_ % 16, lane_ / 16);
@@ -430,6 +431,12 @@ class WarpRows {
   float out_[kValueSteps][kBlocks][4];
 };
 
+// `again`: it is one already. Barriers are made anew for every item, so that each begins with phase 0.
+__device__ __forceinline__ void init_barrier(unsigned barrier, bool again) {
+  if (again) ptx::mbarrier_invalidate(barrier);
+  ptx::mbarrier_init(barrier, 1);
+}
+
 // A warp's two rings of stages and their barriers.
 class WarpRings {
  public:
@@ -448,11 +455,11 @@ class WarpRings {
     return keys_full(stage) + key::num_warps * key::num_stages * shape::kBarrierBytes;
   }
 
-  __device__ __forceinline__ void init_barriers() const {
+  __device__ __forceinline__ void init_barriers(bool again) const {
 #pragma unroll
     for (int stage = 0; stage < key::num_stages; ++stage) {
-      ptx::mbarrier_init(keys_full(stage), 1);
-      ptx::mbarrier_init(values_full(stage), 1);
+      init_barrier(keys_full(stage), again);
+      init_barrier(values_full(stage), again);
     }
   }
 
@@ -542,41 +549,65 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
   using namespace qkv::cuda;
   using namespace qkv::cuda::few_rows;
   extern __shared__ __align__(1024) char smem[];
-  const int warp = threadIdx.x / shape::kWarpSize;
-  const int lane = threadIdx.x % shape::kWarpSize;
   ptx::launch_dependents();
-  // The item and its first page numbers are on their way while the barriers are made.
-  const FewRowsItem item = params.items[blockIdx.x];
-  TileLoader loader(params, key_map, value_map, item, warp, lane);
-  const WarpRings rings(smem, warp);
-  if (lane == 0) {
-    if (kCopyBoxes && warp == 0) {
-      ptx::prefetch_tensor_map(&key_map);
-      ptx::prefetch_tensor_map(&value_map);
+  if (kCopyBoxes && threadIdx.x == 0) {
+    ptx::prefetch_tensor_map(&key_map);
+    ptx::prefetch_tensor_map(&value_map);
+  }
+  int index = blockIdx.x;
+  bool again = false;
+#pragma unroll 1
+  while (true) {
+    // The item and its first page numbers are on their way while the barriers are made. Where it isn't certain that
+    // there is an item, the list still is as long as the grid.
+    const FewRowsItem item = params.items[index];
+    if (key::takes_turns && !again) {
+      const int num_items = *params.num_items;
+      if (index >= num_items) break;  // a cluster's CTAs all take as many turns
+      if (threadIdx.x == 0) turn_of(smem) = {index, num_items};
     }
-    rings.init_barriers();
-    if (key::cluster_size > 1 && warp == 0) ptx::mbarrier_init(ptx::shared_address(smem) + kReceivedBarrier, 1);
-    ptx::fence_mbarrier_init();
-  }
-  __syncwarp();
-  if constexpr (key::cluster_size > 1) ptx::cluster_arrive_relaxed();
-  if (item.kv_head < 0) {
-    if constexpr (key::cluster_size > 1) ptx::cluster_wait();
-    end_after_earlier_launch();
-    return;
-  }
-
-  start_copies(loader, rings);
-
-  WarpRows rows(params, item, ptx::shared_address(smem) + kLayout.query);
-  rows.load_query();
-  if constexpr (kQueryInSmem) {
-    rows.copy_query_to_smem(smem + kLayout.query);
+    const int warp = threadIdx.x / shape::kWarpSize;
+    const int lane = threadIdx.x % shape::kWarpSize;
+    TileLoader loader(params, key_map, value_map, item, warp, lane);
+    const WarpRings rings(smem, warp);
+    if (lane == 0) {
+      rings.init_barriers(again);
+      if (key::cluster_size > 1 && warp == 0) init_barrier(ptx::shared_address(smem) + kReceivedBarrier, again);
+      ptx::fence_mbarrier_init();
+    }
+    __syncwarp();
+    if constexpr (key::cluster_size > 1) {
+      if (again) {
+        ptx::cluster_arrive();
+      } else {
+        ptx::cluster_arrive_relaxed();
+      }
+    }
+    if (item.kv_head >= 0) {
+      start_copies(loader, rings);
+      WarpRows rows(params, item, ptx::shared_address(smem) + kLayout.query, lane);
+      rows.load_query();
+      if constexpr (kQueryInSmem) {
+        rows.copy_query_to_smem(smem + kLayout.query);
+        __syncthreads();
+      }
+      // The others' barriers are initialised, and they have read what they received for their last item.
+      if constexpr (key::cluster_size > 1) ptx::cluster_wait();
+      run_lanes(rows, params, item, loader, rings, smem, warp);
+      __syncthreads();
+      ItemEnd(params, item, smem).run();
+    } else if constexpr (key::cluster_size > 1) {
+      ptx::cluster_wait();
+    }
+    if constexpr (!key::takes_turns) break;
+    ptx::fence_proxy_async();  // the copy engine refills what held states
     __syncthreads();
+    const CtaTurn turn = turn_of(smem);
+    index = turn.index + static_cast<int>(gridDim.x);
+    if (index >= turn.num_items) break;
+    again = true;
+    __syncthreads();  // all have read it
+    if (threadIdx.x == 0) turn_of(smem).index = index;
   }
-  if constexpr (key::cluster_size > 1) ptx::cluster_wait();  // the others' barriers are initialised
-  run_lanes(rows, params, item, loader, rings, smem, warp);
-  __syncthreads();
-  ItemEnd(params, item, smem).run();
   end_after_earlier_launch();
 }

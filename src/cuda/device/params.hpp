@@ -12,13 +12,24 @@ struct KeySegment {
   int full;
 };
 
-// Query rows x a run of keys. One CTA an item.
+// Query rows x a run of keys.
 struct WorkItem {
   int request;
   int kv_head;
   int query_begin, query_end;      // new tokens of the request; rows are these x the heads of the group
   int segment_begin, segment_end;  // range in ForwardParams::segments; empty = the rows see nothing
   long long state_row;             // first row in the partial states; -1 = the item finishes its rows
+};
+
+// How many there are of each in the batch at hand: what a captured launch can't be told when it is captured.
+struct PlanCounts {
+  int few_rows_sm90[4];  // by query tile: 4, 8, 16, 32 packed rows
+  int few_rows;
+  int many_rows;
+  int merges;
+  int slots;
+  int blocks;   // of rows, where the device made the plan
+  int refused;  // 1: the batch does not fit; then all else is 0
 };
 
 // Where keys (or values) lie. Paged: [page][token][head][dim]; dense: page_stride is unused.
@@ -47,6 +58,7 @@ struct ForwardParams {
   const int* query_start_loc;  // [num_requests + 1]
   const int* seq_lens;         // [num_requests]
   const WorkItem* items;
+  const int* num_items;  // on the device, so that a captured launch serves every batch
   const KeySegment* segments;
 
   float query_factor;         // scores are (query · key)·query_factor: in log2 units, or in units of the softcap
@@ -79,6 +91,7 @@ struct MergeItem {
 
 struct MergePlanParams {
   const MergeItem* items;
+  const int* num_items;     // on the device
   const float* states;      // [state rows, head_dim_v], means
   const float* states_lse;  // [state rows], natural
   int group_size;
@@ -128,8 +141,8 @@ struct CacheWriteSide {
 
 struct CacheWriteParams {
   CacheWriteSide sides[2];  // keys, values
-  const long long* slots;   // [num_slots], -1 = nowhere
-  long long num_slots;
+  const long long* slots;   // [*num_slots], -1 = nowhere
+  const int* num_slots;     // on the device
   int num_kv_heads;
   int page_size;
   // Of 8-bit pages.

@@ -16,9 +16,13 @@ __device__ __forceinline__ unsigned shared_address_of_rank(unsigned address, uns
   return remote;
 }
 
-// All threads of all CTAs arrive; the wait is theirs, too.
+// All threads of all CTAs arrive; the wait is theirs, too. `relaxed` orders no memory.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }

@@ -7,6 +7,11 @@ __device__ __forceinline__ void mbarrier_init(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
+// Of a barrier that nobody uses any more, before its memory is anything else again.
+__device__ __forceinline__ void mbarrier_invalidate(unsigned barrier) {
+  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Makes initialised barriers known to the copy engine and to the other CTAs of the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -1,0 +1,128 @@
+// The planner, second half: writes the items, merges and segments of the blocks that plan_batch.cuh has placed.
+// Any grid and block: threads take turns at pairs of block and KV head.
+#pragma once
+
+#include "plan_walk.cuh"
+
+namespace qkv::cuda {
+namespace planner {
+
+// The items of one block and KV head, split by split.
+class ItemWriter {
+ public:
+  __device__ __forceinline__ ItemWriter(const PlanBatchParams& params, const PlanBlock& block, int kv_head)
+      : params_(params),
+        block_(block),
+        kv_head_(kv_head),
+        rows_((block.query_end - block.query_begin) * key::group_size),
+        side_by_side_(num_places(params, block, size_class(block)) / params.rules.num_kv_heads),
+        joins_in_cluster_(size_class(block) < 3) {}
+
+  // Segments [segment_begin, segment_end) are split `split` of the rows.
+  __device__ __forceinline__ void write(int split, int segment_begin, int segment_end, const KeySegment& first) const {
+    const int place = block_.place + kv_head_ * side_by_side_ + split;
+    const int state_row = joins(block_) ? block_.state_row + (kv_head_ * block_.num_splits + split) * rows_ : -1;
+    if (block_.list < kFewRowsTiles) {
+      params_.arrays.few_rows_sm90[block_.list][place] =
+          few_rows_item(split, segment_begin, segment_end, first, state_row);
+      return;
+    }
+    const WorkItem item{block_.request, kv_head_,    block_.query_begin, block_.query_end,
+                        segment_begin,  segment_end, state_row};
+    if (block_.list == kListFewRows) {
+      params_.arrays.few_rows[place] = item;
+    } else {
+      params_.arrays.many_rows[place_in_cta_lists(place)] = item;
+    }
+  }
+
+  // Places of a cluster that the join leaves free.
+  __device__ __forceinline__ void fill(int split) const {
+    for (; joins_in_cluster_ && split < side_by_side_; ++split) {
+      params_.arrays.few_rows_sm90[block_.list][block_.place + kv_head_ * side_by_side_ + split].kv_head = -1;
+    }
+  }
+
+  __device__ __forceinline__ void write_merge() const {
+    if (!joins(block_) || block_.list < kFewRowsTiles) return;
+    params_.arrays.merges[block_.merge + kv_head_] = {
+        block_.request,   kv_head_,          block_.query_begin,
+        block_.query_end, block_.num_splits, block_.state_row + kv_head_ * block_.num_splits * rows_};
+  }
+
+ private:
+  __device__ __forceinline__ FewRowsItem few_rows_item(int split, int segment_begin, int segment_end,
+                                                       const KeySegment& first, int state_row) const {
+    const SeqInfo seq = seq_of(params_, block_.request);
+    FewRowsItem item{};
+    item.request = block_.request;
+    item.kv_head = kv_head_;
+    item.query_begin = block_.query_begin;
+    item.query_end = block_.query_end;
+    item.query_token = seq.token_begin + block_.query_begin;
+    item.cached_keys = seq.kv_len - seq.q_len;
+    item.segment_begin = segment_begin;
+    item.segment_end = segment_end;
+    item.first = first;
+    item.page_start = params_.arrays.page_start[block_.request];
+    item.ticket = joins(block_) && !joins_in_cluster_ ? block_.merge + kv_head_ : -1;
+    item.num_splits = static_cast<short>(joins(block_) ? block_.num_splits : 1);
+    if (joins(block_)) {
+      item.state_row = state_row;
+      item.split = static_cast<short>(split);
+    }
+    return item;
+  }
+
+  // Item i of the sorted list is the (i / num_ctas)-th of CTA i % num_ctas.
+  __device__ __forceinline__ int place_in_cta_lists(int place) const {
+    if (params_.num_ctas == 0) return place;
+    return params_.arrays.cta_begin[place % params_.num_ctas] + place / params_.num_ctas;
+  }
+
+  const PlanBatchParams& params_;
+  const PlanBlock& block_;
+  const int kv_head_;
+  const int rows_;
+  const int side_by_side_;
+  const bool joins_in_cluster_;
+};
+
+__device__ inline void write_items(const PlanBatchParams& params, const PlanBlock& block, int kv_head) {
+  const ItemWriter writer(params, block, kv_head);
+  const KeySegment nothing{0, 0, 1};
+  KeySegment first = nothing;
+  int split = -1;
+  int split_begin = block.segment_begin;
+  int position = block.segment_begin;
+  BlockWalk(params, block).run([&](const KeySegment& segment, bool is_new_split) {
+    if (is_new_split) {
+      if (split >= 0) writer.write(split, split_begin, position, first);
+      ++split;
+      split_begin = position;
+      first = segment;
+    }
+    if (kv_head == 0) params.arrays.segments[position] = segment;
+    ++position;
+  });
+  if (split < 0) {
+    writer.write(0, 0, 0, nothing);  // rows that see nothing still get their zeros
+  } else {
+    writer.write(split, split_begin, position, first);
+  }
+  writer.fill(split < 0 ? 1 : split + 1);
+  writer.write_merge();
+}
+
+}  // namespace planner
+
+extern "C" __global__ void __launch_bounds__(128) plan_items(const __grid_constant__ PlanBatchParams params) {
+  const int num_kv_heads = params.rules.num_kv_heads;
+  const int num_pairs = params.arrays.counts->blocks * num_kv_heads;
+  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < num_pairs; i += gridDim.x * blockDim.x) {
+    const PlanBlock block = params.arrays.blocks[i / num_kv_heads];
+    planner::write_items(params, block, i % num_kv_heads);
+  }
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,116 @@
+// How a block of query rows is cut along its keys, and how its items stand in their list: the device's counterpart of
+// plan::Cutter::find_splits. It finds the same segments and splits, for masks whose operands belong to whole requests.
+#pragma once
+
+#include "core/index/forward_sm90_few_rows_shape.hpp"
+#include "mask_tile.cuh"
+#include "plan_params.hpp"
+
+namespace qkv::cuda::planner {
+
+__device__ __forceinline__ index::RequestCut cut_of(const PlanBatchParams& params, int q_len, int kv_len) {
+  namespace shape = index::few_rows;
+  const int rows = q_len * key::group_size;
+  if (!params.few_rows_sm90 || rows > params.rules.few_rows) return index::cut_request(params.rules, q_len);
+  const int tile_q = shape::tile_rows(rows);
+  return {true, q_len, shape::tile_keys(key::head_dim, key::head_dim_v, tile_q),
+          shape::split_keys(kv_len, params.rules.num_kv_heads, key::head_dim, key::head_dim_v, tile_q)};
+}
+
+__device__ __forceinline__ int list_of(const PlanBatchParams& params, const index::RequestCut& cut, int rows) {
+  if (!cut.few_rows) return kListManyRows;
+  if (!params.few_rows_sm90) return kListFewRows;
+  const int tile_q = index::few_rows::tile_rows(rows);
+  return tile_q == 4 ? 0 : tile_q == 8 ? 1 : tile_q == 16 ? 2 : 3;
+}
+
+__device__ __forceinline__ int num_blocks_of(const index::RequestCut& cut, int q_len) {
+  return q_len <= 0 ? 0 : (q_len - 1) / cut.tokens + 1;
+}
+
+__device__ __forceinline__ SeqInfo seq_of(const PlanBatchParams& params, int request) {
+  const int token_begin = params.forward.query_start_loc[request];
+  return {token_begin, params.forward.query_start_loc[request + 1] - token_begin, params.forward.seq_lens[request], 0};
+}
+
+constexpr int kSizeClasses = 4;  // items that stand side by side: 8, 4, 2, 1
+constexpr int kClusterSize = index::few_rows::kMaxClusterSplits;
+
+__device__ __forceinline__ bool joins(const PlanBlock& block) { return block.num_splits > 1; }
+
+// How an item's joins stand in a list: places side by side for each KV head, a power of two.
+__device__ __forceinline__ int size_class(const PlanBlock& block) {
+  if (block.list >= kFewRowsTiles || block.num_splits > kClusterSize) return 3;
+  return block.num_splits > 4 ? 0 : block.num_splits > 2 ? 1 : block.num_splits > 1 ? 2 : 3;
+}
+
+// Places in the list for all KV heads.
+__device__ __forceinline__ int num_places(const PlanBatchParams& params, const PlanBlock& block, int size) {
+  const int items = size < 3 ? 8 >> size : block.num_splits > 1 ? block.num_splits : 1;
+  return items * params.rules.num_kv_heads;
+}
+
+// The rows' classes over runs of tiles, found by halving, merged where neighbours are alike and cut where splits end.
+// visit(segment, is_new_split) in rising order of keys.
+class BlockWalk {
+ public:
+  __device__ __forceinline__ BlockWalk(const PlanBatchParams& params, const PlanBlock& block)
+      : seq_(seq_of(params, block.request)),
+        context_(params.forward, seq_, block.request),
+        cut_(cut_of(params, seq_.q_len, seq_.kv_len)),
+        q_low_(seq_.q_pos(block.query_begin)),
+        q_high_(seq_.q_pos(block.query_end - 1)) {}
+
+  template <typename Visit>
+  __device__ __forceinline__ void run(Visit&& visit) {
+    if (seq_.kv_len <= 0) return;
+    // Ranges of tiles still to be looked at, the next one last: a half waits at each level.
+    int2 waiting[kMaxDepth];
+    int num_waiting = 1;
+    waiting[0] = make_int2(0, (seq_.kv_len - 1) / cut_.tile_kv + 1);
+    KeySegment run{0, 0, 0};
+    int split_end = -1;
+    while (num_waiting > 0) {
+      const int2 tiles = waiting[--num_waiting];
+      const int begin = tiles.x * cut_.tile_kv;
+      const int end = tiles.y > (seq_.kv_len - 1) / cut_.tile_kv ? seq_.kv_len : tiles.y * cut_.tile_kv;
+      const TileClass tile_class = classify_range(context_, q_low_, q_high_, begin, end - 1);
+      if (tile_class == TileClass::empty) continue;
+      if (tile_class == TileClass::partial && tiles.y - tiles.x > 1) {
+        const int middle = tiles.x + (tiles.y - tiles.x) / 2;
+        waiting[num_waiting++] = make_int2(middle, tiles.y);
+        waiting[num_waiting++] = make_int2(tiles.x, middle);
+        continue;
+      }
+      const int full = tile_class == TileClass::full ? 1 : 0;
+      if (run.end == begin && run.full == full) {
+        run.end = end;
+        continue;
+      }
+      cut(run, split_end, visit);
+      run = {begin, end, full};
+    }
+    cut(run, split_end, visit);
+  }
+
+ private:
+  static constexpr int kMaxDepth = 33;  // levels of 2^31 keys, and the one in hand
+
+  template <typename Visit>
+  __device__ __forceinline__ void cut(KeySegment run, int& current_split_end, Visit& visit) const {
+    while (run.begin < run.end) {
+      const int split_end = index::split_end(run.begin, cut_.split_keys, seq_.kv_len);
+      const int end = min(run.end, split_end);
+      visit(KeySegment{run.begin, end, run.full}, split_end != current_split_end);
+      current_split_end = split_end;
+      run.begin = end;
+    }
+  }
+
+  const SeqInfo seq_;
+  const MaskContext context_;
+  const index::RequestCut cut_;
+  const int q_low_, q_high_;
+};
+
+}  // namespace qkv::cuda::planner

@@ -1,0 +1,178 @@
+#include "cuda/plan_lists.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+
+#include "core/index/forward_sm90_few_rows_shape.hpp"
+#include "core/index/forward_sm90_many_rows_shape.hpp"
+#include "core/index/multiprocessor_share.hpp"
+#include "cuda/cta_lists.hpp"
+
+namespace qkv::cuda {
+namespace {
+
+int32_t tile_number(int32_t tile_q) { return std::countr_zero(static_cast<uint32_t>(tile_q)) - 2; }
+
+std::vector<plan::WorkItem> items_of(const plan::PlanData& plan, bool few_rows) {
+  std::vector<plan::WorkItem> items;
+  std::copy_if(plan.items.begin(), plan.items.end(), std::back_inserter(items),
+               [&](const plan::WorkItem& item) { return item.few_rows == few_rows; });
+  return items;
+}
+
+CtaLists cta_lists_of(const plan::PlanData& plan, const std::vector<plan::WorkItem>& items, int32_t max_ctas) {
+  if (max_ctas == 0) return {items, {}};
+  return make_cta_lists(items, plan.layer.group_size(), max_ctas, [&](int32_t request) {
+    return index::many_rows_heads_per_section(plan.seq_lens[request], plan.layer.head_dim, plan.layer.value_dim(),
+                                              plan.layer.num_kv_heads);
+  });
+}
+
+// Multiprocessors that the many-rows kernel leaves to the few-rows kernel.
+int32_t few_rows_share(const plan::PlanData& plan, int32_t num_multiprocessors) {
+  const int64_t dims = plan.layer.head_dim + plan.layer.value_dim();
+  int64_t bytes = 0;
+  int64_t operations = 0;
+  for (const plan::WorkItem& item : plan.items) {
+    const int64_t rows = static_cast<int64_t>(item.query_end - item.query_begin) * plan.layer.group_size();
+    if (item.few_rows) {
+      bytes += item.cost / rows * dims * size_bytes(plan.layer.kv_dtype);
+    } else {
+      operations += 2 * item.cost * dims;
+    }
+  }
+  return index::few_rows_multiprocessors(bytes, operations, num_multiprocessors);
+}
+
+void append(std::vector<WorkItem>& target, const std::vector<plan::WorkItem>& items) {
+  for (const plan::WorkItem& item : items) {
+    target.push_back({item.request, item.kv_head, item.query_begin, item.query_end, item.segment_begin,
+                      item.segment_end, item.state_row});
+  }
+}
+
+// The joins of these items' states, each once.
+void append_merges(PlanLists& lists, const plan::PlanData& plan, const std::vector<plan::WorkItem>& items) {
+  for (const plan::WorkItem& item : items) {
+    if (item.merge < 0) continue;
+    const plan::MergeItem& merge = plan.merges[item.merge];
+    if (item.state_row != merge.state_row) continue;
+    lists.merges.push_back(
+        {merge.request, merge.kv_head, merge.query_begin, merge.query_end, merge.num_states, merge.state_row});
+    const int64_t rows = int64_t{merge.query_end - merge.query_begin} * plan.layer.group_size();
+    lists.max_rows_of_merges = std::max(lists.max_rows_of_merges, rows);
+  }
+}
+
+template <class T>
+std::span<const std::byte> bytes_of(const std::vector<T>& values) {
+  return std::as_bytes(std::span(values));
+}
+
+template <class T>
+size_t size_of(int64_t count) {
+  return static_cast<size_t>(count) * sizeof(T);
+}
+
+}  // namespace
+
+PlanLists make_plan_lists(const plan::PlanData& plan, const PlacementRules& rules, ClusterUse clusters) {
+  PlanLists lists;
+  if (rules.few_rows_sm90) {
+    for (FewRowsList& list : make_few_rows_lists(plan, clusters)) {
+      const int32_t tile = tile_number(list.tile_q);
+      lists.counts.few_rows_sm90[tile] = static_cast<int>(list.items.size());
+      lists.few_rows_sm90[tile] = std::move(list);
+    }
+    lists.tickets.resize(plan.merges.size());
+  } else {
+    const std::vector<plan::WorkItem> few = items_of(plan, true);
+    append(lists.few_rows, few);
+    append_merges(lists, plan, few);
+  }
+  int32_t max_ctas = rules.max_ctas;
+  if (rules.few_rows_sm90 && max_ctas > 0) max_ctas -= few_rows_share(plan, max_ctas);
+  CtaLists many = cta_lists_of(plan, items_of(plan, false), max_ctas);
+  append(lists.many_rows, many.items);
+  append_merges(lists, plan, many.items);
+  lists.cta_begin = std::move(many.begin);
+  if (rules.max_ctas > 0 && clusters == ClusterUse::always) {
+    lists.cta_begin.resize(rules.max_ctas + 1, lists.cta_begin.back());
+  }
+  lists.segments.reserve(plan.segments.size());
+  for (const mask::KeySegment& segment : plan.segments) {
+    lists.segments.push_back({segment.begin, segment.end, segment.tile_class == TileClass::full ? 1 : 0});
+  }
+  lists.counts.few_rows = static_cast<int>(lists.few_rows.size());
+  lists.counts.many_rows = static_cast<int>(lists.many_rows.size());
+  lists.counts.merges = static_cast<int>(lists.merges.size());
+  lists.counts.slots = static_cast<int>(plan.slot_mapping.size());
+  return lists;
+}
+
+std::array<std::span<const std::byte>, kNumPlanArrays> PlanLists::arrays(const plan::PlanData& plan) const {
+  std::array<std::span<const std::byte>, kNumPlanArrays> arrays;
+  arrays[kCounts] = std::as_bytes(std::span(&counts, 1));
+  arrays[kCtaBegin] = bytes_of(cta_begin);
+  arrays[kQueryStartLoc] = bytes_of(plan.query_start_loc);
+  arrays[kSeqLens] = bytes_of(plan.seq_lens);
+  arrays[kKeyStart] = bytes_of(plan.key_start);
+  arrays[kPageStart] = bytes_of(plan.page_start);
+  arrays[kAlibiSlopes] = bytes_of(plan.alibi_slopes);
+  arrays[kTickets] = bytes_of(tickets);
+  arrays[kMerges] = bytes_of(merges);
+  arrays[kSlots] = bytes_of(plan.slot_mapping);
+  arrays[kSlotRequests] = bytes_of(plan.slot_requests);
+  arrays[kFewRowsItems] = bytes_of(few_rows);
+  arrays[kManyRowsItems] = bytes_of(many_rows);
+  for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
+    arrays[kFewRowsSm90 + tile] = bytes_of(few_rows_sm90[tile].items);
+  }
+  arrays[kSegments] = bytes_of(segments);
+  arrays[kPages] = bytes_of(plan.pages);
+  for (size_t i = 0; i < plan.operands.size(); ++i) arrays[kOperands + i] = bytes_of(plan.operands[i]);
+  return arrays;
+}
+
+std::array<size_t, kNumPlanArrays> array_bytes(const LayerSpec& layer, const PlacementRules& rules,
+                                               const plan::PlanCapacity& capacity) {
+  std::array<size_t, kNumPlanArrays> bytes{};
+  bytes[kCounts] = sizeof(PlanCounts);
+  if (rules.max_ctas > 0) bytes[kCtaBegin] = size_of<int32_t>(rules.max_ctas + 1);
+  bytes[kQueryStartLoc] = size_of<int32_t>(capacity.requests + 1);
+  bytes[kSeqLens] = size_of<int32_t>(capacity.requests);
+  bytes[kKeyStart] = size_of<int64_t>(capacity.requests);
+  bytes[kPageStart] = size_of<int64_t>(capacity.requests);
+  if (layer.alibi_per_request) bytes[kAlibiSlopes] = size_of<float>(capacity.requests * layer.num_q_heads);
+  const int64_t all_merges = capacity.few_rows_merges + capacity.many_rows_merges;
+  bytes[kMerges] = size_of<MergeItem>(rules.few_rows_sm90 ? capacity.many_rows_merges : all_merges);
+  bytes[kSlots] = size_of<int64_t>(capacity.slots);
+  const bool scales_of_requests = layer.cache && layer.cache->scales == CacheScales::per_request_head;
+  if (scales_of_requests) bytes[kSlotRequests] = size_of<int32_t>(capacity.slots);
+  bytes[kManyRowsItems] = size_of<WorkItem>(capacity.many_rows_items);
+  if (rules.few_rows_sm90) {
+    bytes[kTickets] = size_of<int32_t>(all_merges);
+    const int64_t most_tokens = std::min(capacity.query_len, rules.max_few_rows / layer.group_size());
+    for (int64_t tokens = 1; tokens <= most_tokens; ++tokens) {
+      const int32_t tile_q = index::few_rows::tile_rows(static_cast<int>(tokens * layer.group_size()));
+      bytes[kFewRowsSm90 + tile_number(tile_q)] = size_of<FewRowsItem>(clustered_room(capacity.few_rows_items));
+    }
+  } else {
+    bytes[kFewRowsItems] = size_of<WorkItem>(capacity.few_rows_items);
+  }
+  if (capacity.on_device) bytes[kBlocks] = size_of<PlanBlock>(capacity.blocks);
+  bytes[kSegments] = size_of<KeySegment>(capacity.segments);
+  bytes[kPages] = size_of<int32_t>(capacity.pages);
+  const mask::Program program = mask::compile(layer.effective_mask());
+  for (size_t i = 0; i < program.operands.size(); ++i) {
+    const OperandScope scope = program.operands[i].scope;
+    const int64_t values = scope == OperandScope::request ? capacity.requests
+                           : scope == OperandScope::key   ? capacity.keys
+                                                          : capacity.tokens;
+    bytes[kOperands + i] = size_of<int32_t>(values);
+  }
+  return bytes;
+}
+
+}  // namespace qkv::cuda

@@ -1,0 +1,82 @@
+// Every batch within a planner's limits fits the arrays that were made for it, and launches that will run with other
+// batches find what they need.
+#include "cuda/plan_lists.hpp"
+
+#include "cuda/planner_scene.hpp"
+#include "plan/builder.hpp"
+
+namespace qkv::cuda {
+namespace {
+
+constexpr int32_t kMaxCtas = 6;
+
+// The smallest limits that hold the batch.
+PlanLimits limits_of(const tools::Case& c) {
+  PlanLimits limits{.max_requests = 1, .max_tokens = 1, .max_query_len = 1, .max_seq_len = 1, .num_pages = 1};
+  int64_t tokens = 0;
+  int64_t keys = 0;
+  for (const tools::RequestLengths& request : c.requests) {
+    tokens += request.q_len;
+    keys += request.kv_len;
+    limits.max_query_len = std::max(limits.max_query_len, request.q_len);
+    limits.max_seq_len = std::max(limits.max_seq_len, request.kv_len);
+  }
+  limits.max_requests = std::max<int32_t>(1, static_cast<int32_t>(c.requests.size()));
+  limits.max_tokens = std::max<int64_t>(1, tokens);
+  limits.max_keys = std::max<int64_t>(1, keys);
+  return limits;
+}
+
+TEST(plan_lists, of_every_batch_within_the_limits_fit_the_arrays) {
+  for (const LayerSpec& layer : planner_layers()) {
+    for (int64_t i = 0; i < 120; ++i) {
+      const bool hopper = i % 2 == 0;
+      const Rules rules(layer, hopper ? "sm_90a" : "sm_80");
+      const tools::Case c = draw_batch(layer, i);
+      const Lengths lengths(c);
+      const plan::PlanData plan = plan::build(layer, lengths.batch(layer), rules);
+      const PlanLimits limits = plan::checked_limits(layer, limits_of(c));
+      const plan::PlanCapacity capacity = plan::capacity_of(layer, limits, cut_bounds(layer, rules.kernels));
+      const PlacementRules placement{rules.kernels.few_rows_sm90, rules.kernels.cut.few_rows, hopper ? kMaxCtas : 0,
+                                     rules.kernels.cut.rows_per_item};
+      const PlanLists lists = make_plan_lists(plan, placement, ClusterUse::always);
+      const auto arrays = lists.arrays(plan);
+      const auto bytes = array_bytes(layer, placement, capacity);
+      for (int32_t a = 0; a < kNumPlanArrays; ++a) {
+        EXPECT_LE(arrays[a].size(), bytes[a]) << "array " << a << " of " << tools::describe(c);
+      }
+      EXPECT_LE(plan.num_state_rows, capacity.state_rows) << tools::describe(c);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(plan_lists, captured_launches_find_a_list_for_each_cta) {
+  const LayerSpec layer = planner_layers().front();
+  auto c = testing::case_of(8, 2, 64, {50, 1}, {60, 30});
+  c.layer = layer;
+  const plan::PlanData plan = plan::build(layer, Lengths(c).batch(layer), Rules(layer, "sm_90a"));
+  const PlacementRules placement{true, 32, kMaxCtas, 128};
+  const PlanLists lists = make_plan_lists(plan, placement, ClusterUse::always);
+  ASSERT_EQ(lists.cta_begin.size(), static_cast<size_t>(kMaxCtas) + 1);
+  EXPECT_EQ(lists.cta_begin.back(), lists.counts.many_rows);
+  EXPECT_GT(lists.counts.many_rows, 0);
+  for (const FewRowsList& list : lists.few_rows_sm90) EXPECT_TRUE(list.items.empty() || list.clustered);
+  EXPECT_EQ(lists.counts.few_rows, 0);
+}
+
+TEST(plan_lists, decode_alone_leaves_out_the_kernels_of_prefill) {
+  const LayerSpec layer = planner_layers().front();
+  const Rules rules(layer, "sm_90a");
+  const PlanLimits limits = plan::checked_limits(
+      layer, {.max_requests = 8, .max_tokens = 8, .max_query_len = 1, .max_seq_len = 4096, .num_pages = 100});
+  const auto bytes =
+      array_bytes(layer, {true, 32, kMaxCtas, 128}, plan::capacity_of(layer, limits, cut_bounds(layer, rules.kernels)));
+  EXPECT_EQ(bytes[kManyRowsItems], 0U);
+  EXPECT_EQ(bytes[kMerges], 0U);
+  EXPECT_GT(bytes[kFewRowsSm90], 0U);
+  for (int32_t tile = 1; tile < kFewRowsTiles; ++tile) EXPECT_EQ(bytes[kFewRowsSm90 + tile], 0U);
+}
+
+}  // namespace
+}  // namespace qkv::cuda
