@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "case_data.hpp"
+
 namespace qkv::tools {
 
 MlaSpec MlaCase::spec() const {
@@ -26,13 +28,14 @@ MlaSpec MlaCase::spec() const {
 
 namespace {
 
-// What MLA has of a layer: a key head a query head, one dtype, no ALiBi.
+// What MLA has of a layer: a key head a query head, one dtype, no 8-bit output, no ALiBi.
 void fit_layer(Draw& draw, DeviceKind device, LayerSpec& layer) {
   layer.type = AttentionType::decoder;
   layer.cache.reset();
   layer.num_q_heads = std::min(layer.num_q_heads, 6);
   layer.num_kv_heads = layer.num_q_heads;
   layer.kv_dtype = layer.query_dtype;
+  if (layer.output_dtype && is_float8(*layer.output_dtype)) layer.output_dtype.reset();
   layer.alibi_per_request = false;
   layer.alibi_slopes.clear();
   if (!layer.sinks.empty()) layer.sinks.resize(static_cast<size_t>(layer.num_q_heads));

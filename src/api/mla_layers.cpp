@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/checks.hpp"
+#include "core/float8.hpp"
 #include "mask/shift.hpp"
 #include "spec/rules.hpp"
 
@@ -51,6 +52,10 @@ void check_at_least(const char* name, int32_t value, int32_t least, Reasons& rea
   if (value < least) reasons.push_back(fmt::format("{}: got {}; allowed: at least {}", name, value, least));
 }
 
+void check_not_float8(const char* name, DType dtype, Reasons& reasons) {
+  if (is_float8(dtype)) reasons.push_back(fmt::format("{}: got {}; allowed: f32, f16 or bf16", name, to_string(dtype)));
+}
+
 // What LayerSpec does not know.
 Reasons own_reasons(const MlaSpec& spec) {
   Reasons reasons;
@@ -60,6 +65,12 @@ Reasons own_reasons(const MlaSpec& spec) {
   check_at_least("v_head_dim", spec.v_head_dim, 1, reasons);
   check_at_least("kv_lora_rank", spec.kv_lora_rank, 1, reasons);
   check_at_least("cache.page_size", spec.cache.page_size, 1, reasons);
+  check_not_float8("dtype", spec.dtype, reasons);
+  check_not_float8("output_dtype", spec.out_dtype(), reasons);
+  if (spec.cache.scales != CacheScales::none) {
+    reasons.push_back(fmt::format("cache.scales: got {}; allowed: none, the latents are of 16 or 32 bits",
+                                  to_string(spec.cache.scales)));
+  }
   for (const OperandDeclaration& operand : operands_of(spec.mask.value_or(mask::causal()))) {
     for (const char* own : {mask::kPositionShift, mask::kKeyShift, mask::kRequestNumber}) {
       if (operand.name == own) {

@@ -241,6 +241,12 @@ TEST(mla_steps, layers_that_cannot_run_say_why) {
   spec = small_spec();
   spec.mask = mask::operand("qkv_key_shift", OperandScope::request) < mask::q_pos();
   EXPECT_EQ(explain(spec).size(), 1U);
+  spec = small_spec();
+  spec.output_dtype = DType::f8e4m3;
+  spec.cache.scales = CacheScales::per_tensor;
+  ASSERT_EQ(explain(spec).size(), 2U);
+  EXPECT_NE(explain(spec)[0].find("output_dtype: got f8e4m3"), std::string::npos);
+  EXPECT_NE(explain(spec)[1].find("cache.scales: got per_tensor"), std::string::npos);
 }
 
 struct Refusals : ::testing::Test {
