@@ -29,6 +29,10 @@ struct Planner::Impl {
   }
 
   Plan place_on_device(const Batch& batch, Stream stream) {
+    if (batch.prefix_sharing == PrefixSharing::always) {
+      refuse("prefix_sharing", "always", "automatic or off: plans made on the device share nothing",
+             ErrorCode::unsupported);
+    }
     plan::PlanData data;
     const plan::DeviceBatch read = plan::read_device_batch(layer, device, batch, share->limits, data);
     return finish(std::move(data), [&](plan::PlanData& next) { engine->place_on_device(next, read, stream); });
@@ -63,10 +67,9 @@ const PlanLimits& Planner::limits() const { return impl_->share->limits; }
 Plan Planner::plan(const Batch& batch, Stream stream) {
   if (batch.query_start_loc.device.kind == DeviceKind::cuda) return impl_->place_on_device(batch, stream);
   impl_->check_stream(stream);
-  plan::PlanData data = plan::read_batch(impl_->layer, batch);
-  plan::check_limits(data, impl_->share->limits);
-  plan::cut_work(data, [&](int32_t q_len, int32_t kv_len) { return impl_->engine->cut_request(q_len, kv_len); });
-  return impl_->place(std::move(data), stream);
+  const plan::LayerEngine& engine = *impl_->engine;
+  const auto cut_request = [&](int32_t q_len, int32_t kv_len) { return engine.cut_request(q_len, kv_len); };
+  return impl_->place(plan::build(impl_->layer, batch, cut_request, engine.device_rules()), stream);
 }
 
 void Planner::check(Stream stream) const {

@@ -1,6 +1,9 @@
 // A planner's plans on the CPU: the same results, larger batches and older plans refused by name.
 #include "qkv/planner.hpp"
 
+#include <algorithm>
+
+#include "plan/plan_data.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv {
@@ -59,6 +62,14 @@ TEST_F(planner, plans_give_the_bits_of_plans_made_for_the_batch) {
   const std::vector<std::byte> wanted = forward(attention_.plan(data_.batch()));
   EXPECT_EQ(forward(planner.plan(data_.batch())), wanted);
   EXPECT_EQ(forward(planner.plan(data_.batch())), wanted);
+}
+
+TEST_F(planner, items_stand_longest_first) {
+  Planner planner = attention_.planner(kLimits);
+  const Plan plan = planner.plan(data_.batch());
+  const auto& items = plan.data().items;
+  ASSERT_GT(items.size(), 2U);
+  EXPECT_TRUE(std::is_sorted(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.cost > b.cost; }));
 }
 
 TEST_F(planner, casebook_086_an_older_plan_is_refused) {
