@@ -13,7 +13,7 @@ import unittest
 
 QKV = sys.argv[1]
 MODELS = pathlib.Path(__file__).resolve().parent / "models"
-NUM_KERNELS = 5  # on sm_80: few rows, many rows, merge_plan_states, cache_write, merge_states
+NUM_KERNELS = 7  # on sm_80: few and many rows, merge_plan_states, cache_write; of no layer: cache_quantise, gather, merge_states
 NUM_PROCESSES = 8
 
 
