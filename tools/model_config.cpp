@@ -158,7 +158,7 @@ void add_grouped_layers(Model& model, const Fields& config, const ServingOptions
     const std::string name = window == 0 ? "full attention" : fmt::format("sliding window of {} tokens", window);
     auto kind = std::find_if(model.kinds.begin(), model.kinds.end(), [&](const auto& k) { return k.name == name; });
     if (kind == model.kinds.end()) {
-      model.kinds.push_back({name, {}, spec});
+      model.kinds.push_back({name, {}, spec, window});
       kind = model.kinds.end() - 1;
       if (window != 0) kind->spec.mask = mask::sliding_window(window);
     }

@@ -21,6 +21,7 @@ struct LayerKind {
   std::string name;             // "sliding window of 4096 tokens"
   std::vector<int32_t> layers;  // their numbers
   LayerSpec spec;
+  int32_t window_tokens = 0;  // that spec.mask limits a query to, its own token included; 0 = none
 };
 
 struct Model {

@@ -126,6 +126,25 @@ TEST(ModelRun, memory_is_counted_beforehand_and_refused_where_it_is_not_there) {
   EXPECT_THROW(check_memory(absurd, {}), Error);
 }
 
+TEST(ReplayModel, layers_of_a_config_come_with_their_windows) {
+  const Model model = model_of(tools::read_model(std::string(QKV_MODELS) + "/gemma2.json", {.page_size = 32}));
+  ASSERT_EQ(model.kinds.size(), 2U);
+  EXPECT_EQ(model.kinds[0].window_tokens, 4096);
+  EXPECT_EQ(model.kinds[1].window_tokens, 0);
+  EXPECT_EQ(model.kinds[0].num_layers + model.kinds[1].num_layers, 42);
+  EXPECT_EQ(model.kinds[0].spec.cache->page_size, 32);
+  EXPECT_NE(model.name.find("gemma2: 21 layers of"), std::string::npos) << model.name;
+}
+
+TEST(ReplayModel, layers_without_a_paged_cache_are_refused) {
+  try {
+    model_of(tools::read_model(std::string(QKV_MODELS) + "/deepseek_v3.json", {}));
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.argument(), "--model");
+  }
+}
+
 // Each visible pair, counted one by one.
 TEST(LayerWork, counts_what_the_mask_shows) {
   for (const int32_t window : {0, 1, 5, 64}) {

@@ -23,6 +23,8 @@ namespace {
 
 struct Arguments {
   std::string trace;
+  std::string config;  // of the model; "" = `shape`
+  int32_t tensor_parallel = 1;
   ModelShape shape;
   std::string dtype = "bf16";
   std::string device = "cpu";
@@ -64,6 +66,16 @@ ReplayOptions options_of(const Arguments& arguments) {
   if (arguments.max_steps > 0) options.max_steps = arguments.max_steps;
   if (arguments.stop_after_seconds > 0) options.stop_after_seconds = arguments.stop_after_seconds;
   return options;
+}
+
+Model chosen_model(const Arguments& arguments) {
+  if (!arguments.config.empty()) {
+    return model_of(
+        tools::read_model(arguments.config, {arguments.tensor_parallel, arguments.shape.page_size, arguments.dtype}));
+  }
+  ModelShape shape = arguments.shape;
+  shape.dtype = kDTypes.at(arguments.dtype);
+  return model_of(shape);
 }
 
 std::string describe_device(Device device) {
@@ -130,9 +142,7 @@ void run(const Arguments& arguments) {
   const ReplayOptions options = options_of(arguments);
   for (const TracedRequest& request : trace) check_fits(request, options.limits);
   const Device device{kDevices.at(arguments.device), 0};
-  ModelShape shape = arguments.shape;
-  shape.dtype = kDTypes.at(arguments.dtype);
-  const Model model = model_of(shape);
+  const Model model = chosen_model(arguments);
   const RunSizes sizes{options.limits.max_step_tokens, options.limits.num_pages,
                        arguments.max_caches > 0 ? arguments.max_caches : std::numeric_limits<int32_t>::max()};
   const MemoryNeeds needs = memory_needs(model, sizes);
@@ -182,19 +192,26 @@ host; GB/s and TFLOP/s count what attention must at least move and compute, over
 Examples:
   qkv replay trace.csv --limit 60
   qkv replay trace.csv --pace steps --step-ms 25 --layers 8 --kv-heads 4 --json replay.json --png replay.png
+  qkv replay trace.csv --model config.json --tp 8 --limit 60
   qkv replay trace.csv --device cuda --layers 32 --caches 4 --cache-tokens 1000000 --step-tokens 8192)help";
 
 void add_model_options(CLI::App* command, Arguments& arguments) {
   ModelShape& shape = arguments.shape;
-  command->add_option("--layers", shape.num_layers, "Attention layers of the model")
-      ->check(CLI::Range(1, 1000))
+  CLI::Option* config = command->add_option("--model", arguments.config, "The model's config.json: all of its layers");
+  command->add_option("--tp", arguments.tensor_parallel, "Ranks that share the heads of --model")
+      ->check(CLI::PositiveNumber)
+      ->needs(config)
       ->capture_default_str();
-  command->add_option("--heads", shape.num_q_heads, "Query heads")->capture_default_str();
-  command->add_option("--kv-heads", shape.num_kv_heads, "KV heads")->capture_default_str();
-  command->add_option("--head-dim", shape.head_dim, "Head size")->capture_default_str();
-  command->add_option("--head-dim-v", shape.head_dim_v, "Head size of values; default: --head-dim");
-  command->add_option("--window", shape.window_tokens, "Sliding window of so many tokens in all layers; default: none")
-      ->check(CLI::PositiveNumber);
+  const auto add_shape = [&](const char* name, int32_t& value, const char* text) {
+    return command->add_option(name, value, text)->excludes(config)->capture_default_str();
+  };
+  add_shape("--layers", shape.num_layers, "Attention layers, where there is no --model")->check(CLI::Range(1, 1000));
+  add_shape("--heads", shape.num_q_heads, "Query heads");
+  add_shape("--kv-heads", shape.num_kv_heads, "KV heads");
+  add_shape("--head-dim", shape.head_dim, "Head size");
+  add_shape("--head-dim-v", shape.head_dim_v, "Head size of values; 0: --head-dim");
+  add_shape("--window", shape.window_tokens, "Sliding window of so many tokens in all layers; 0: none")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--dtype", arguments.dtype, "Of queries, cache and output: bf16, f16 or f32")
       ->check(CLI::IsMember(kDTypes))
       ->capture_default_str();

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "qkv/status.hpp"
+
 namespace qkv::replay {
 
 Model model_of(const ModelShape& shape) {
@@ -19,6 +21,19 @@ Model model_of(const ModelShape& shape) {
   if (shape.window_tokens > 0) kind.spec.mask = mask::causal() & mask::sliding_window(shape.window_tokens);
   kind.num_layers = shape.num_layers;
   return {describe(kind), {kind}};
+}
+
+Model model_of(const tools::Model& config) {
+  Model model;
+  for (const tools::LayerKind& kind : config.kinds) {
+    if (!kind.spec.cache) {
+      throw Error(ErrorCode::unsupported, "--model", fmt::format("{}: {}", config.type, kind.name),
+                  "layers with a paged cache of keys and values");
+    }
+    model.kinds.push_back({kind.spec, kind.window_tokens, static_cast<int32_t>(kind.layers.size())});
+    model.name += (model.name.empty() ? config.type + ": " : "; ") + describe(model.kinds.back());
+  }
+  return model;
 }
 
 std::string describe(const LayerKind& kind) {

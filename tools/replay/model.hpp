@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "../model_config.hpp"
 #include "qkv/layer.hpp"
 
 namespace qkv::replay {
@@ -32,8 +33,10 @@ struct ModelShape {
   DType dtype = DType::bf16;  // of queries, new keys and values, the cache and the output
 };
 
-// This is where a reader of other descriptions joins: it returns a Model.
 Model model_of(const ModelShape& shape);
+
+// The layers of a model's config.json. Throws where a kind of layer has no paged cache of keys and values (MLA's).
+Model model_of(const tools::Model& config);
 
 // "4 layers of 32/8 heads, head size 128, bf16, window 1024"
 std::string describe(const LayerKind& kind);
