@@ -84,7 +84,10 @@ TEST_P(kernels_compile, forward_sm80) {
       // Scales of tokens keep two addresses more: a few words that are read and written once a tile.
       const bool token_scales = layer.cache && layer.cache->scales == CacheScales::per_token_head;
       if (layer.head_dim <= 256) {
-        EXPECT_LE(compiled.usage.spill_store_bytes, token_scales ? 48 : 0) << source.name;
+        // CTAs that take turns at items keep two words more than there is room for, beside the largest tile, an f32
+        // output and a mask of several operands.
+        const bool all_at_once = layer.out_dtype() == DType::f32 && layer.head_dim == 128;
+        EXPECT_LE(compiled.usage.spill_store_bytes, token_scales ? 48 : all_at_once ? 8 : 0) << source.name;
       }
       EXPECT_TRUE(compiled.usage.serialized_wgmma.empty()) << source.name;
     }
@@ -157,7 +160,9 @@ TEST_F(small_kernels_compile, without_constants) {
          {"merge_plan_states", "merge_states", "cache_write", "cache_quantise", "gather", "check_indices"}) {
       const jit::Compiled compiled = jit::compile(plain_source(kernel, architecture.name));
       EXPECT_FALSE(compiled.cubin.empty());
-      EXPECT_EQ(compiled.usage.spill_store_bytes, 0) << kernel;
+      // Turns at items cost four words, stored once an item and read once a row: none in the loops over states.
+      const bool takes_turns = kernel == std::string_view("merge_plan_states");
+      EXPECT_LE(compiled.usage.spill_store_bytes, takes_turns ? 16 : 0) << kernel;
     }
   }
 }
