@@ -20,8 +20,8 @@
 #include "cuda/launch.hpp"
 #include "cuda/memory.hpp"
 #include "cuda/placed_plan.hpp"
-#include "cuda/select.hpp"
 #include "cuda/projection.hpp"
+#include "cuda/select.hpp"
 #include "jit/driver.hpp"
 #include "jit/module.hpp"
 
