@@ -13,7 +13,8 @@ import unittest
 
 QKV = sys.argv[1]
 MODELS = pathlib.Path(__file__).resolve().parent / "models"
-NUM_KERNELS = 7  # on sm_80: few and many rows, merge_plan_states, cache_write; of no layer: cache_quantise, gather, merge_states
+# On sm_80: few and many rows, merge_plan_states, cache_write; of no layer: cache_quantise, gather, merge_states.
+NUM_KERNELS = 7
 NUM_PROCESSES = 8
 
 
