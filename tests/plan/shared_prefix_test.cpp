@@ -61,9 +61,8 @@ TEST(prefix_groups, requests_with_pages_of_their_own_make_none) {
   EXPECT_TRUE(found_groups(decode_of({1000, 900, 800}, {})).empty());
 }
 
-// A page that holds a new token is nobody else's, whatever the table says.
-TEST(prefix_groups, a_found_group_ends_before_the_first_new_token_of_every_member) {
-  auto c = decode_of({640, 640}, {{{0, 1}, 624}});
+// Both requests of the case get the first one's 40 pages; the planner finds one group of so many tokens.
+void expect_one_found_group(const tools::Case& c, int32_t num_tokens) {
   const tools::CaseData data(c);
   std::vector<int32_t> table = data.block_table;
   std::copy_n(table.begin(), 40, table.begin() + data.table_width);
@@ -71,21 +70,20 @@ TEST(prefix_groups, a_found_group_ends_before_the_first_new_token_of_every_membe
   batch.block_table = Tensor::contiguous(table.data(), DType::i32, {2, data.table_width});
   const PlanData plan = plan_of(c.layer, batch);
   ASSERT_EQ(plan.prefix_groups.size(), 1U);
-  EXPECT_EQ(plan.prefix_groups[0].num_tokens, 624);
+  EXPECT_EQ(plan.prefix_groups[0].num_tokens, num_tokens);
+}
+
+// A page that holds a new token is nobody else's, whatever the table says.
+TEST(prefix_groups, a_found_group_ends_before_the_first_new_token_of_every_member) {
+  auto c = decode_of({640, 640}, {{{0, 1}, 624}});
+  expect_one_found_group(c, 624);
 }
 
 // Beams of one source sequence: all of its whole pages.
 TEST(prefix_groups, cross_attention_shares_to_the_end) {
   auto c = decode_of({640, 640}, {});
   c.layer.type = AttentionType::encoder_decoder;
-  const tools::CaseData data(c);
-  std::vector<int32_t> table = data.block_table;
-  std::copy_n(table.begin(), 40, table.begin() + data.table_width);
-  Batch batch = data.batch();
-  batch.block_table = Tensor::contiguous(table.data(), DType::i32, {2, data.table_width});
-  const PlanData plan = plan_of(c.layer, batch);
-  ASSERT_EQ(plan.prefix_groups.size(), 1U);
-  EXPECT_EQ(plan.prefix_groups[0].num_tokens, 640);
+  expect_one_found_group(c, 640);
 }
 
 TEST(shared_prefix, whole_splits_are_read_once_for_all_members) {
