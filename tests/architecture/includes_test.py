@@ -21,7 +21,8 @@ ROOMS = {
     "jit": {"core"},  # text in, kernel out: knows no word of attention
     "cpu": {"core", "mask", "plan"},
     "cuda": {"core", "mask", "plan", "jit"},
-    "api": {"core", "mask", "spec", "plan", "reference", "jit", "cpu", "cuda"},
+    "parallel": {"core", "plan", "jit", "cuda"},
+    "api": {"core", "mask", "spec", "plan", "reference", "jit", "cpu", "cuda", "parallel"},
 }
 # Users of the library: the public headers and the files beside them.
 USERS = ("tools", "examples", "python")
