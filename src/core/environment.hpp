@@ -6,9 +6,9 @@
 
 namespace qkv {
 
-inline constexpr const char* kEnvironmentNames[] = {"QKV_CACHE_DIR", "QKV_CACHE_MB", "QKV_CHECK",     "QKV_FORCE",
-                                                    "QKV_LOG",       "QKV_NVRTC",    "QKV_THREADS",   "CUDA_HOME",
-                                                    "HOME",          "VIRTUAL_ENV",  "XDG_CACHE_HOME"};
+inline constexpr const char* kEnvironmentNames[] = {
+    "QKV_CACHE_DIR", "QKV_CACHE_MB", "QKV_CHECK", "QKV_FORCE", "QKV_LOG",     "QKV_MPI_LIBRARY", "QKV_NCCL_LIBRARY",
+    "QKV_NVRTC",     "QKV_THREADS",  "CUDA_HOME", "HOME",      "VIRTUAL_ENV", "XDG_CACHE_HOME"};
 
 // The value of one of kEnvironmentNames; nothing if unset or empty.
 std::optional<std::string> environment(const char* name);

@@ -23,7 +23,8 @@ std::string has_left(int32_t rank) { return fmt::format("rank {}, which has left
 
 std::string differs(int32_t rank, const char* operation, int64_t row_bytes, int32_t other_rank,
                     const char* other_operation, int64_t other_row_bytes) {
-  return fmt::format("{} of {} bytes a rank by rank {}, {} of {} bytes a rank by rank {}", operation, row_bytes, rank,
+  const std::string bytes = row_bytes < 0 ? fmt::format("more than {}", other_row_bytes) : fmt::format("{}", row_bytes);
+  return fmt::format("{} of {} bytes a rank by rank {}, {} of {} bytes a rank by rank {}", operation, bytes, rank,
                      other_operation, other_row_bytes, other_rank);
 }
 
