@@ -5,6 +5,8 @@
 #include "jit/disk_cache.hpp"
 #include "jit/driver.hpp"
 #include "jit/nvrtc_library.hpp"
+#include "parallel/mpi_plugin.hpp"
+#include "parallel/nccl_library.hpp"
 #include "qkv/device.hpp"
 #include "qkv/status.hpp"
 
@@ -44,6 +46,8 @@ std::string info() {
                         const jit::CachePlace place = jit::cache_place();
                         return place.folder.empty() ? place.origin : fmt::format("{} ({})", place.folder, place.origin);
                       }));
+  text += fmt::format("ranks by NCCL          {}\n", parallel::probe_nccl().text);
+  text += fmt::format("ranks by MPI           {}\n", parallel::probe_mpi().text);
   for (const char* name : kEnvironmentNames) {
     text += fmt::format("{:<22} {}\n", name, environment(name).value_or("(not set)"));
   }

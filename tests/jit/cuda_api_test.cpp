@@ -15,29 +15,12 @@
 
 #ifdef QKV_HAS_CUDA_HEADERS
 
-#include <type_traits>
+#include "support/same_call.hpp"
 
 namespace qkv {
 namespace {
 
-// The same to a call: pointers, or numbers of one size. Enums are ours on one side and CUDA's on the other.
-template <class Ours, class Theirs>
-constexpr bool same_argument = (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>) ||
-                               (!std::is_pointer_v<Ours> && !std::is_pointer_v<Theirs> &&
-                                sizeof(Ours) == sizeof(Theirs) &&
-                                std::is_floating_point_v<Ours> == std::is_floating_point_v<Theirs>);
-
-template <class Ours, class Theirs>
-struct SameCall : std::false_type {};
-template <class Result, class... Ours, class TheirResult, class... Theirs>
-requires(sizeof...(Ours) == sizeof...(Theirs)) struct SameCall<Result (*)(Ours...), TheirResult (*)(Theirs...)>
-    : std::bool_constant<same_argument<Result, TheirResult> && (same_argument<Ours, Theirs> && ...)> {
-};
-
-template <class Table, class Ours, class Theirs>
-constexpr bool same_call(Ours Table::*, Theirs*) {
-  return SameCall<Ours, Theirs*>();
-}
+using test::same_call;
 
 using Driver = jit::DriverFunctions;
 static_assert(same_call(&Driver::get_error_name, cuGetErrorName));
