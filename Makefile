@@ -34,7 +34,7 @@ demo:
 	@.venv/bin/python examples/generate.py --verify
 
 test:
-	@scripts/setup.sh build bench lint python demo cuda
+	@scripts/setup.sh build mpi bench lint python demo cuda
 	@scripts/test.sh all
 
 bench:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, and nothing else:  scripts/setup.sh [build] [bench] [lint] [python] [demo] [plot] [cuda]
+# Installs what is missing, and nothing else:  scripts/setup.sh [build] [mpi] [bench] [lint] [python] [demo] [plot] [cuda]
 # Debian packages by apt-get when root, else it names the one command to run. Python packages go into .venv.
 source "$(dirname "$0")/steps.sh"
 
@@ -10,13 +10,14 @@ for group in "$@"; do
   case $group in
     build) packages+=(g++ cmake ninja-build ccache pkg-config libhwy-dev libfmt-dev libpng-dev libxxhash-dev
                       libcli11-dev nlohmann-json3-dev libdlpack-dev libgtest-dev libgmock-dev) ;;
+    mpi) packages+=(libopenmpi-dev openmpi-bin) ;;
     bench) packages+=(libbenchmark-dev libopenblas-dev) ;;
     lint) packages+=(clang-format clang-tidy python3-venv) python=yes ;;
     python) packages+=(python3-dev python3-venv) python=yes ;;
     demo) python=yes requirements+=(scripts/requirements-demo.txt) ;;
     plot) python=yes requirements+=(scripts/requirements-bench.txt) ;;
     cuda) python=yes requirements+=(scripts/requirements-cuda.txt) ;;
-    *) echo "setup.sh: unknown group '$group'; allowed: build, bench, lint, python, demo, plot, cuda" >&2; exit 2 ;;
+    *) echo "setup.sh: unknown group '$group'; allowed: build, mpi, bench, lint, python, demo, plot, cuda" >&2; exit 2 ;;
   esac
 done
 

@@ -426,6 +426,51 @@ QKV_EXPORT qkv_status qkv_mla_forward(const qkv_mla_prefill* prefill, const qkv_
                                       const qkv_tensor* workspace, const qkv_tensor* out, const qkv_tensor* lse,
                                       qkv_stream stream);
 
+// --- ranks of context parallelism: as in collectives.hpp ------------------------------------------------------------
+
+// One rank's end of what ranks exchange. Destroying it leaves the ranks. On failure *ranks is NULL.
+typedef struct qkv_collectives qkv_collectives;
+
+// num_ranks objects, one a thread of this process. timeout_ms: how long a call may wait for the others; 0 = a minute.
+QKV_EXPORT qkv_status qkv_in_process_ranks(int32_t num_ranks, qkv_device device, int64_t timeout_ms,
+                                           qkv_collectives** ranks);
+// fortran_communicator: MPI_Comm_c2f of the caller's communicator, or NULL: MPI_COMM_WORLD.
+QKV_EXPORT qkv_status qkv_mpi_ranks(const int32_t* fortran_communicator, int64_t timeout_ms, qkv_collectives** ranks);
+enum { QKV_NCCL_UNIQUE_ID_BYTES = 128 };
+QKV_EXPORT qkv_status qkv_nccl_unique_id(uint8_t* id);  // [QKV_NCCL_UNIQUE_ID_BYTES]
+QKV_EXPORT qkv_status qkv_nccl_ranks(const uint8_t* id, int32_t num_ranks, int32_t rank, int32_t device_index,
+                                     qkv_collectives** ranks);
+// On an ncclComm_t of the caller's, who goes on owning it.
+QKV_EXPORT qkv_status qkv_nccl_ranks_of(void* communicator, int32_t device_index, qkv_collectives** ranks);
+
+// The caller's own. A row is what one rank sends to another; none is empty, and send and receive lie apart. A result
+// other than 0 fails the call. On a GPU the work is put on the stream; on the CPU it is done on return.
+typedef struct qkv_collectives_functions {
+  size_t struct_size;
+  // receive [num_ranks] rows: row i = rank i's send.
+  int32_t (*all_gather)(void* context, const void* send, void* receive, int64_t row_bytes, qkv_stream stream);
+  // send [num_ranks] rows of floats: receive = sum over the ranks of their send's row of this rank.
+  int32_t (*reduce_scatter)(void* context, const float* send, float* receive, int64_t row_elements, qkv_stream stream);
+  // send, receive [num_ranks] rows: row i = rank i's send's row of this rank.
+  int32_t (*all_to_all)(void* context, const void* send, void* receive, int64_t row_bytes, qkv_stream stream);
+} qkv_collectives_functions;
+
+QKV_EXPORT void qkv_collectives_functions_init(qkv_collectives_functions* functions, size_t struct_size);
+QKV_EXPORT qkv_status qkv_collectives_create(const qkv_collectives_functions* functions, void* context, int32_t rank,
+                                             int32_t num_ranks, qkv_device device, qkv_collectives** ranks);
+QKV_EXPORT void qkv_collectives_destroy(qkv_collectives* ranks);  // NULL is fine
+
+QKV_EXPORT qkv_status qkv_collectives_rank(const qkv_collectives* ranks, int32_t* rank);
+QKV_EXPORT qkv_status qkv_collectives_num_ranks(const qkv_collectives* ranks, int32_t* num_ranks);
+QKV_EXPORT qkv_status qkv_all_gather(qkv_collectives* ranks, const qkv_tensor* send, const qkv_tensor* receive,
+                                     qkv_stream stream);
+QKV_EXPORT qkv_status qkv_reduce_scatter(qkv_collectives* ranks, const qkv_tensor* send, const qkv_tensor* receive,
+                                         qkv_stream stream);
+QKV_EXPORT qkv_status qkv_all_to_all(qkv_collectives* ranks, const qkv_tensor* send, const qkv_tensor* receive,
+                                     qkv_stream stream);
+// What has gone wrong since: work on a stream may fail after the call that put it there.
+QKV_EXPORT qkv_status qkv_collectives_check(qkv_collectives* ranks);
+
 // --- the library ----------------------------------------------------------------------------------------------------
 
 QKV_EXPORT const char* qkv_version(void);

@@ -43,6 +43,10 @@ def main(build):
 
         # The installed command finds its library by itself.
         run(prefix / "bin" / "qkv", "--help")
+        # And the library its plug-in, where one was built.
+        for plugin in prefix.rglob("libqkv_mpi.so"):
+            if str(plugin) not in run(prefix / "bin" / "qkv", "info"):
+                sys.exit(f"the installed library does not find {plugin}")
 
 
 if __name__ == "__main__":
