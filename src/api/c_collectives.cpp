@@ -65,6 +65,7 @@ qkv_status qkv_in_process_ranks(int32_t num_ranks, qkv_device device, int64_t ti
     required(ranks, "ranks") = nullptr;
     const auto made = in_process_ranks(num_ranks, from_c(device, "device"), timeout_from_c(timeout_ms));
     std::vector<std::unique_ptr<qkv_collectives>> handles;  // all or none
+    handles.reserve(made.size());
     for (const auto& rank : made) handles.push_back(std::make_unique<qkv_collectives>(qkv_collectives{rank}));
     for (size_t i = 0; i < handles.size(); ++i) ranks[i] = handles[i].release();
   });

@@ -115,6 +115,7 @@ class CudaRowMover : public RowMover {
 std::vector<std::unique_ptr<RowMover>> cuda_row_movers(int32_t num_ranks, int32_t device_index) {
   const auto events = std::make_shared<const Events>(num_ranks, device_index);
   std::vector<std::unique_ptr<RowMover>> movers;
+  movers.reserve(static_cast<size_t>(num_ranks));
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     movers.push_back(std::make_unique<CudaRowMover>(events, static_cast<size_t>(rank)));
   }

@@ -72,6 +72,7 @@ std::vector<std::shared_ptr<Collectives>> in_process_ranks(int32_t num_ranks, De
   }
   const auto meeting = std::make_shared<parallel::Meeting>(num_ranks, timeout);
   std::vector<std::shared_ptr<Collectives>> ranks;
+  ranks.reserve(movers.size());
   for (int32_t rank = 0; rank < num_ranks; ++rank) {
     ranks.push_back(std::make_shared<InProcessRank>(rank, num_ranks, device, meeting,
                                                     std::move(movers[static_cast<size_t>(rank)])));

@@ -26,8 +26,10 @@ using parallel::MpiTable;
 enum Operation : int32_t { kOpening = 0, kLeft = parallel::kMpiLeftTag, kAllGather, kReduceScatter, kAllToAll };
 constexpr const char* kNames[] = {"mpi_ranks", "leave", "all_gather", "reduce_scatter", "all_to_all"};
 
-// Asked without a pause first, for the sake of small messages; then the core is left to others.
-constexpr auto kPauseAfter = 1ms;
+constexpr auto kLookAroundAfter = 1ms;
+// Asked without a pause first: MPI moves the pieces of a large row while it is asked, and only then. After that, the
+// core is left to others.
+constexpr auto kPauseAfter = 20ms;
 constexpr auto kPause = 50us;
 
 // An open communicator, and the waiting.
@@ -88,10 +90,9 @@ class MpiExchange {
     const auto start = Clock::now();
     for (;;) {
       const auto waited = Clock::now() - start;
-      const bool long_already = waited >= kPauseAfter;
-      if (is_done(long_already)) return;
+      if (is_done(waited >= kLookAroundAfter)) return;
       if (waited > timeout_) fail(ErrorCode::unavailable, parallel::is_missing(silent_ranks(), timeout_));
-      if (long_already) {
+      if (waited >= kPauseAfter) {
         std::this_thread::sleep_for(kPause);
       } else {
         std::this_thread::yield();
