@@ -178,6 +178,7 @@ void CaseData::make_lengths(const Case& c) {
     query_start_loc.push_back(query_start_loc.back() + request.q_len);
     seq_lens.push_back(request.kv_len);
     num_keys += request.kv_len;
+    num_shown_keys += tools::num_shown_keys(c.layer, request);
   }
   num_tokens = query_start_loc.back();
 }
@@ -191,9 +192,9 @@ void CaseData::make_tokens(const Case& c, Draw& draw) {
     }
   }
   if (layer.cache) return;
-  key = OwnedTensor(layer.kv_dtype, {num_keys + c.extra_rows, layer.num_kv_heads, layer.head_dim});
-  value = OwnedTensor(layer.kv_dtype, {num_keys + c.extra_rows, layer.num_kv_heads, layer.value_dim()});
-  for (int64_t t = 0; t < num_keys; ++t) {
+  key = OwnedTensor(layer.kv_dtype, {num_shown_keys + c.extra_rows, layer.num_kv_heads, layer.head_dim});
+  value = OwnedTensor(layer.kv_dtype, {num_shown_keys + c.extra_rows, layer.num_kv_heads, layer.value_dim()});
+  for (int64_t t = 0; t < num_shown_keys; ++t) {
     for (int64_t h = 0; h < layer.num_kv_heads; ++h) {
       for (int64_t d = 0; d < layer.head_dim; ++d) store(key.view(), {t, h, d}, draw.normal());
       for (int64_t d = 0; d < layer.value_dim(); ++d) store(value.view(), {t, h, d}, draw.normal());
@@ -226,7 +227,7 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
   const int64_t page_size = layer.cache->page_size;
   int64_t used_pages = 0;
   for (const int32_t length : seq_lens) {
-    const int64_t pages = (length + page_size - 1) / page_size;
+    const int64_t pages = (layer.shard.local_length(length) + page_size - 1) / page_size;
     used_pages += pages;
     table_width = std::max(table_width, pages);
   }
@@ -256,7 +257,7 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
   const std::vector<int32_t> junk = {-1, 0, std::numeric_limits<int32_t>::max(), std::numeric_limits<int32_t>::min()};
   for (const int32_t length : seq_lens) {
     for (int64_t i = 0; i < table_width; ++i) {
-      if (i * page_size < length) {
+      if (i * page_size < layer.shard.local_length(length)) {
         block_table.push_back(free_pages.back());
         free_pages.pop_back();
       } else {
@@ -267,7 +268,7 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
   for (const PrefixGroup& group :
        c.prefix_groups) {  // larger groups first: the nested ones' first requests follow them
     for (const int32_t request : group.requests) {
-      for (int64_t i = 0; i * page_size < group.num_tokens; ++i) {
+      for (int64_t i = 0; i * page_size < layer.shard.local_length(group.num_tokens); ++i) {
         block_table[request * table_width + i] = block_table[group.requests.front() * table_width + i];
       }
     }
@@ -280,15 +281,17 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
     const bool cross = layer.type == AttentionType::encoder_decoder;
     const int32_t first_new = cross ? 0 : request.kv_len - request.q_len;
     for (int32_t position = std::min(first_new, 0); position < request.kv_len; ++position) {
-      const int64_t entry = position < 0 ? -1 : block_table[r * table_width + position / page_size];
-      const int64_t offset = position < 0 ? 0 : position % page_size;
+      const bool is_own = position >= 0 && layer.shard.rank_of(position) == layer.shard.rank;
+      const int64_t local = is_own ? layer.shard.local_position(position) : 0;
+      const int64_t entry = is_own ? block_table[r * table_width + local / page_size] : -1;
+      const int64_t offset = local % page_size;
       if (position >= first_new) {
-        slot_mapping.push_back(position < 0 ? -1 : entry * page_size + offset);
+        slot_mapping.push_back(is_own ? entry * page_size + offset : -1);
         slot_requests.push_back(static_cast<int64_t>(r));
         new_keys.emplace_back(r, position);
         continue;
       }
-      for (int64_t h = 0; h < layer.num_kv_heads; ++h) {
+      for (int64_t h = 0; is_own && h < layer.num_kv_heads; ++h) {
         const auto fill = [&](const Tensor& pages, OwnedTensor& scales, int64_t dim) {
           if (layer.cache->scales == CacheScales::per_token_head) {
             store(scales.view(), {entry, offset, h}, draw_scale(draw));

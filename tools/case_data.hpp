@@ -87,7 +87,8 @@ struct CaseData {
   float scale_of(const OwnedTensor& scales, int64_t request, int64_t page, int64_t offset, int64_t head) const;
   // The batch of one request alone: its rows of query and dense keys are slices, its cache is the same.
   int64_t num_tokens = 0;
-  int64_t num_keys = 0;
+  int64_t num_keys = 0;        // of whole requests
+  int64_t num_shown_keys = 0;  // to the layer
 
   OwnedTensor query;
   OwnedTensor key, value;              // dense keys, or the new tokens for update_cache

@@ -115,6 +115,20 @@ int32_t draw_head_dim(Draw& draw, bool small) {
                         : draw.pick<int32_t>({8, 16, 32, 40, 64, 64, 72, 80, 96, 112, 128, 128, 160, 192, 256, 512});
 }
 
+// Layers that are shown some of the keys only.
+void draw_shown_keys(Draw& draw, LayerSpec& layer) {
+  if (layer.type == AttentionType::decoder && draw.one_in(5)) {
+    const bool may_be_new_only = !layer.cache.has_value();
+    layer.key_run = may_be_new_only && draw.one_in(2) ? KeyRun::new_tokens : KeyRun::context;
+  }
+  if (layer.key_run == KeyRun::new_tokens || !draw.one_in(4)) return;
+  layer.shard.num_ranks = draw.pick<int32_t>({2, 2, 3, 4, 8});
+  layer.shard.rank = static_cast<int32_t>(draw.range(0, layer.shard.num_ranks - 1));
+  const int32_t page_size = layer.cache ? layer.cache->page_size : 16;
+  const auto interleave = static_cast<int32_t>(draw.range(1, page_size));
+  layer.shard.interleave_size = page_size % interleave == 0 ? interleave : 1;
+}
+
 void draw_layer(Draw& draw, bool small, Case& c) {
   LayerSpec& layer = c.layer;
   layer.num_kv_heads = small ? draw.pick<int32_t>({1, 2, 5}) : draw.pick<int32_t>({1, 1, 2, 3, 4, 8});
@@ -152,6 +166,7 @@ void draw_layer(Draw& draw, bool small, Case& c) {
         {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head});
   }
   if (draw.one_in(8)) layer.output_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e5m2});
+  draw_shown_keys(draw, layer);
 }
 
 void draw_layout(Draw& draw, Case& c) {
@@ -197,7 +212,8 @@ void draw_requests(Draw& draw, Case& c) {
   const LayerSpec& layer = c.layer;
   int64_t work = 0;
   for (int64_t r = 0; r < num_requests; ++r) {
-    const RequestLengths lengths = draw_lengths(draw, layer.type);
+    RequestLengths lengths = draw_lengths(draw, layer.type);
+    if (layer.key_run != KeyRun::all) lengths.kv_len = std::max(lengths.kv_len, lengths.q_len);
     const int64_t cost = static_cast<int64_t>(lengths.q_len) * lengths.kv_len * layer.num_q_heads *
                          (layer.head_dim + layer.value_dim() + 40);
     if (work + cost > kWork) continue;
@@ -220,7 +236,7 @@ void draw_long_request(Draw& draw, Case& c) {
 void draw_shared_prefix(Draw& draw, Case& c) {
   if (c.requests.empty()) return;
   const auto first = static_cast<int32_t>(c.requests.size()) - 1;
-  const int32_t page_size = c.layer.cache->page_size;
+  const int32_t page_size = c.layer.cache->page_size * c.layer.shard.num_ranks;  // a page of every rank
   const RequestLengths like = c.requests.back();
   const int32_t most = (like.kv_len - like.q_len) / page_size;  // pages
   if (most < 1) return;
@@ -255,6 +271,12 @@ void fit_to_cuda(LayerSpec& layer) {
 }
 
 }  // namespace
+
+int32_t num_shown_keys(const LayerSpec& layer, const RequestLengths& request) {
+  if (layer.key_run == KeyRun::new_tokens) return request.q_len;
+  const int32_t context = std::max(request.kv_len - request.q_len, 0);
+  return layer.shard.local_length(layer.key_run == KeyRun::context ? context : request.kv_len);
+}
 
 int64_t layer_number(int64_t index, DeviceKind device) {
   constexpr int64_t kCasesOfACompiledLayer = 25;  // each layer is kernels to compile
@@ -308,6 +330,10 @@ std::string describe(const Case& c) {
   if (layer.softcap > 0) text += fmt::format(" softcap {}", layer.softcap);
   if (layer.alibi_per_request || !layer.alibi_slopes.empty()) text += " alibi";
   if (!layer.sinks.empty()) text += " sinks";
+  if (layer.key_run != KeyRun::all) text += fmt::format(" keys {}", to_string(layer.key_run));
+  if (layer.shard.num_ranks > 1) {
+    text += fmt::format(" rank {}/{} by {}", layer.shard.rank, layer.shard.num_ranks, layer.shard.interleave_size);
+  }
   return text + " mask " + layer.effective_mask().text();
 }
 

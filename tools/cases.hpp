@@ -32,6 +32,9 @@ struct RequestLengths {
   int32_t kv_len;
 };
 
+// Of the request's keys, how many the layer is shown.
+int32_t num_shown_keys(const LayerSpec& layer, const RequestLengths& request);
+
 // How the cache lies in memory.
 struct CacheLayout {
   std::string axes = "pth";            // outermost first: p page, t token, h head

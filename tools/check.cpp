@@ -163,7 +163,7 @@ class CaseRun {
   // One request of the batch, alone.
   struct Alone {
     std::optional<int64_t> request = {};
-    int64_t first_key = 0;  // of dense keys
+    int64_t first_row = 0;  // of dense keys
   };
 
   void forward(const Tensor& query, const Plan& plan, const Alone& alone, Outputs& outputs) {
@@ -179,8 +179,8 @@ class CaseRun {
     } else {
       const Tensor key = key_.view();
       const Tensor value = value_.view();
-      attention_.forward(query, key.slice(0, alone.first_key, key.shape[0]),
-                         value.slice(0, alone.first_key, value.shape[0]), plan, out.view(), lse.view(), {},
+      attention_.forward(query, key.slice(0, alone.first_row, key.shape[0]),
+                         value.slice(0, alone.first_row, value.shape[0]), plan, out.view(), lse.view(), {},
                          out_scale_.view());
     }
     out.fetch();
@@ -279,7 +279,11 @@ class CaseRun {
     const int64_t first = data_.query_start_loc[r];
     const int64_t q_len = case_.requests[r].q_len;
     int64_t first_key = 0;
-    for (size_t i = 0; i < r; ++i) first_key += case_.requests[i].kv_len;
+    int64_t first_row = 0;
+    for (size_t i = 0; i < r; ++i) {
+      first_key += case_.requests[i].kv_len;
+      first_row += num_shown_keys(layer_, case_.requests[i]);
+    }
     const std::vector<int32_t> starts = {0, static_cast<int32_t>(q_len)};
     Batch batch = data_.batch();
     batch.query_start_loc = Tensor::contiguous(starts.data(), DType::i32, {2});
@@ -299,7 +303,7 @@ class CaseRun {
       values = values.slice(0, begin, begin + count);
     }
     Outputs alone = make_outputs(case_, q_len);
-    forward(query_.view().slice(0, first, first + q_len), attention_.plan(batch), {request, first_key}, alone);
+    forward(query_.view().slice(0, first, first + q_len), attention_.plan(batch), {request, first_row}, alone);
 
     const size_t row_bytes =
         static_cast<size_t>(layer_.num_q_heads) * layer_.value_dim() * size_bytes(layer_.out_dtype());

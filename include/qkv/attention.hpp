@@ -68,7 +68,8 @@ class QKV_EXPORT Attention {
   void forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out, const Tensor& lse = {},
                Stream stream = {}, const Tensor& out_scale = {}) const;
 
-  // For layers without a cache: key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v.
+  // For layers without a cache: key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v; with a
+  // shard or a key_run, the rows of the keys that the layer is shown.
   void forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
                const Tensor& lse = {}, Stream stream = {}, const Tensor& out_scale = {}) const;
 

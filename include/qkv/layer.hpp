@@ -8,6 +8,7 @@
 
 #include "qkv/export.hpp"
 #include "qkv/mask.hpp"
+#include "qkv/shard.hpp"
 #include "qkv/tensor.hpp"
 
 namespace qkv {
@@ -62,6 +63,10 @@ struct LayerSpec {
   std::vector<float> alibi_slopes = {};  // [num_q_heads]; empty = none
   bool alibi_per_request = false;        // slopes come with the batch: f32 [num_requests, num_q_heads]
   std::vector<float> sinks = {};         // [num_q_heads] logits that join the denominator once; empty = none
+
+  // Of layers whose states are merged, one has the sinks.
+  KeyRun key_run = KeyRun::all;
+  Shard shard = {};
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   int32_t value_dim() const { return head_dim_v != 0 ? head_dim_v : head_dim; }

@@ -23,7 +23,7 @@ struct PlanItem {
   int32_t kv_head = 0;
   std::vector<int32_t> requests = {};  // several where they share the keys
   int64_t rows = 0;                    // new tokens x query heads of the KV head
-  int32_t key_begin = 0, key_end = 0;  // of the requests; what the mask hides in between is not read
+  int32_t key_begin = 0, key_end = 0;  // of those that the layer is shown; what the mask hides is not read
   int64_t keys = 0;                    // that are read
   bool is_state = false;               // leaves a partial state to a merge
   int64_t bytes = 0;
@@ -37,6 +37,7 @@ struct PlanReport {
   std::string device = {};
   int32_t num_workers = 0;
   std::vector<int32_t> query_lens = {}, seq_lens = {};  // [num_requests]
+  std::vector<int32_t> key_lens = {};                   // [num_requests]: of seq_lens, what the layer is shown
   std::vector<PrefixGroup> prefix_groups = {};
   std::vector<PlanItem> items = {};  // in the order in which they start
   int64_t num_merges = 0;

@@ -94,6 +94,17 @@ enum {
   QKV_SCALES_PER_TOKEN_HEAD = 4     // [num_pages, page_size, num_kv_heads]
 };
 
+// Which of a request's keys a layer is shown.
+typedef int32_t qkv_key_run;
+enum { QKV_KEYS_ALL = 0, QKV_KEYS_CONTEXT = 1, QKV_KEYS_NEW_TOKENS = 2 };
+
+// Ranks that share a cache: runs of interleave_size tokens go round the ranks, rank 0 first.
+typedef struct qkv_shard {
+  int32_t rank;
+  int32_t num_ranks;        // 0 = 1
+  int32_t interleave_size;  // divides page_size; 0 = 1
+} qkv_shard;
+
 // What a layer is; meanings and ranges as in layer.hpp. 0 is the default of all but struct_size and the sizes.
 typedef struct qkv_layer_spec {
   size_t struct_size;
@@ -118,6 +129,8 @@ typedef struct qkv_layer_spec {
   int64_t num_alibi_slopes;   // num_q_heads; 0 = none
   const float* sinks;         // [num_sinks]
   int64_t num_sinks;          // num_q_heads; 0 = none
+  qkv_key_run key_run;
+  qkv_shard shard;
 } qkv_layer_spec;
 
 // All 0, struct_size as given, which must be the caller's sizeof(qkv_layer_spec). Nothing happens to NULL.
@@ -313,6 +326,10 @@ QKV_EXPORT qkv_status qkv_merge_states(const qkv_state* states, int64_t num_stat
                                        const qkv_tensor* lse, const qkv_tensor* out_scale, qkv_stream stream);
 // From an LSE in base 2 to the natural one, in place.
 QKV_EXPORT qkv_status qkv_lse_from_lse2(const qkv_tensor* lse);
+// Slots of the batch's new tokens on a rank, -1 where another rank keeps the token: from query_start_loc, seq_lens and
+// the rank's block_table, as shard_slots in shard.hpp. `slots` [num_slots], as many as the batch has new tokens.
+QKV_EXPORT qkv_status qkv_shard_slots(const qkv_batch* batch, int32_t page_size, const qkv_shard* shard, int64_t* slots,
+                                      int64_t num_slots);
 // Writes tokens to slots without a plan. slot_mapping: i64 [num_slots].
 QKV_EXPORT qkv_status qkv_cache_write(const qkv_tensor* key, const qkv_tensor* value, const qkv_kv_cache* cache,
                                       const qkv_tensor* slot_mapping, qkv_stream stream);

@@ -16,6 +16,7 @@
 #include "qkv/plan.hpp"
 #include "qkv/planner.hpp"
 #include "qkv/reference.hpp"
+#include "qkv/shard.hpp"
 #include "qkv/status.hpp"
 #include "qkv/tensor.hpp"
 #include "qkv/warmup.hpp"

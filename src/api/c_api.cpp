@@ -347,6 +347,16 @@ qkv_status qkv_lse_from_lse2(const qkv_tensor* lse) {
   return guarded([&] { lse_from_lse2(from_c(lse, "lse")); });
 }
 
+qkv_status qkv_shard_slots(const qkv_batch* batch, int32_t page_size, const qkv_shard* shard, int64_t* slots,
+                           int64_t num_slots) {
+  return guarded([&] {
+    const std::vector<int64_t> made = shard_slots(from_c(batch), page_size, from_c(required(shard, "shard")));
+    const auto num_tokens = static_cast<int64_t>(made.size());
+    if (num_slots != num_tokens) refuse("num_slots", num_slots, fmt::format("{}, the batch's new tokens", num_tokens));
+    if (num_tokens > 0) std::copy(made.begin(), made.end(), &required(slots, "slots"));
+  });
+}
+
 qkv_status qkv_cache_write(const qkv_tensor* key, const qkv_tensor* value, const qkv_kv_cache* cache,
                            const qkv_tensor* slot_mapping, qkv_stream stream) {
   return guarded([&] {

@@ -23,6 +23,8 @@ static_assert(same(QKV_DECODER, AttentionType::decoder) && same(QKV_ENCODER_ONLY
 static_assert(same(QKV_ENCODER, AttentionType::encoder) && same(QKV_ENCODER_DECODER, AttentionType::encoder_decoder));
 static_assert(same(QKV_SHARING_AUTOMATIC, PrefixSharing::automatic) && same(QKV_SHARING_OFF, PrefixSharing::off));
 static_assert(same(QKV_SHARING_ALWAYS, PrefixSharing::always));
+static_assert(same(QKV_KEYS_ALL, KeyRun::all) && same(QKV_KEYS_CONTEXT, KeyRun::context));
+static_assert(same(QKV_KEYS_NEW_TOKENS, KeyRun::new_tokens));
 static_assert(QKV_MAX_RANK == Tensor::kMaxRank);
 
 // Enumerators of both interfaces have the same numbers, from 0 to the last one.
@@ -111,6 +113,11 @@ KvCache from_c(const qkv_kv_cache* cache) {
 
 Mask mask_from_c(const char* text) { return parse_mask(&required(text, "mask")); }
 
+Shard from_c(const qkv_shard& shard) {
+  return {shard.rank, shard.num_ranks == 0 ? 1 : shard.num_ranks,
+          shard.interleave_size == 0 ? 1 : shard.interleave_size};
+}
+
 LayerSpec from_c(const qkv_layer_spec* spec) {
   const auto given = read_sized(spec, offsetof(qkv_layer_spec, has_output_dtype), "spec");
   LayerSpec layer;
@@ -134,6 +141,8 @@ LayerSpec from_c(const qkv_layer_spec* spec) {
   layer.alibi_per_request = is_set(given.alibi_per_request);
   layer.alibi_slopes = copy_array(given.alibi_slopes, given.num_alibi_slopes, "alibi_slopes");
   layer.sinks = copy_array(given.sinks, given.num_sinks, "sinks");
+  layer.key_run = enum_from_c(given.key_run, KeyRun::new_tokens, "key_run");
+  layer.shard = from_c(given.shard);
   return layer;
 }
 

@@ -91,6 +91,7 @@ Tensor from_c(const qkv_tensor* tensor, const std::string& name);
 qkv_tensor to_c(const Tensor& tensor);
 KvCache from_c(const qkv_kv_cache* cache);
 Mask mask_from_c(const char* text);
+Shard from_c(const qkv_shard& shard);
 LayerSpec from_c(const qkv_layer_spec* spec);
 Batch from_c(const qkv_batch* batch);
 PlanLimits from_c(const qkv_plan_limits* limits);

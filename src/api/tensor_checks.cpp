@@ -155,8 +155,8 @@ void check_dense_keys(const LayerSpec& layer, Device device, const Tensor& key, 
   check_tokens(value, "value", device);
   check_dtype(key, "key", layer.kv_dtype);
   check_dtype(value, "value", layer.kv_dtype);
-  check_extent_at_least(key, "key", 0, num_keys, "sum of seq_lens");
-  check_extent_at_least(value, "value", 0, num_keys, "sum of seq_lens");
+  check_extent_at_least(key, "key", 0, num_keys, "one row a key: seq_lens, or what of them the layer is shown");
+  check_extent_at_least(value, "value", 0, num_keys, "one row a key: seq_lens, or what of them the layer is shown");
   check_extent(key, "key", 1, layer.num_kv_heads, "num_kv_heads");
   check_extent(value, "value", 1, layer.num_kv_heads, "num_kv_heads");
   check_extent(key, "key", 2, layer.head_dim, "head_dim");
@@ -236,6 +236,10 @@ void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::Pla
   check_same("type", to_string(made_for.type), to_string(layer.type));
   check_same("cache.page_size", page_size(made_for), page_size(layer));
   check_same("cache.scales", scales(made_for), scales(layer));
+  check_same("key_run", to_string(made_for.key_run), to_string(layer.key_run));
+  check_same("shard.rank", made_for.shard.rank, layer.shard.rank);
+  check_same("shard.num_ranks", made_for.shard.num_ranks, layer.shard.num_ranks);
+  check_same("shard.interleave_size", made_for.shard.interleave_size, layer.shard.interleave_size);
   check_same("alibi_per_request", made_for.alibi_per_request, layer.alibi_per_request);
   if (plan.mask_hash != mask_hash) {
     refuse("plan", fmt::format("a plan made for the mask {}", made_for.effective_mask().text()),

@@ -113,7 +113,7 @@ class Forward {
       source.key_scale = token_scales(call_.key_scale, item);
       source.value_scale = token_scales(call_.value_scale, item);
     } else {
-      const int64_t first = plan_.key_start[item.request];
+      const int64_t first = plan_.page_start[item.request];
       source.key = at(key, first * key.stride[0] + item.kv_head * key.stride[1]);
       source.value = at(value, first * value.stride[0] + item.kv_head * value.stride[1]);
       source.key_token_stride = stride_bytes(key, 0);

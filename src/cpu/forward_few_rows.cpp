@@ -178,6 +178,7 @@ class FewRows {
     find_rows(task_.kv, false, kv_begin, kv_begin + known, keys_);
     find_rows(task_.kv, true, kv_begin, kv_begin + known, values_);
     ahead_ = known - count;
+    if (task_.has_alibi()) find_positions<kHeads>(task_, kv_begin, kv_begin + count, positions_);
     if constexpr (kIsFloat8<T>) {
       find_scales_of_heads(false, key_scales_);
       find_scales_of_heads(true, value_scales_);
@@ -316,20 +317,17 @@ class FewRows {
 
   void apply_terms(int32_t block) {
     float slopes[kLanes];
-    int32_t offsets[kLanes];
-    int32_t to_first = 0;
     const TaskToken& token = token_at(block);
-    if (task_.has_alibi()) to_first = kv_begin_ - token.q_pos();
     for (int lane = 0; lane < kLanes; ++lane) {
       const int32_t head = first_head_of(block) + lane % kHeads;
       slopes[lane] = head < task_.group_size ? slope_log2(token, head) : 0.0F;
-      offsets[lane] = to_first + lane / kHeads;
     }
     const V slope = hn::LoadU(F32(), slopes);
-    const auto offset = hn::LoadU(I32(), offsets);
+    const auto q_pos = hn::Set(I32(), task_.has_alibi() ? token.q_pos() : 0);
     float* weights = weights_of(block);
     for (int32_t key = 0; key < count_; key += kKeys) {
-      const V distance = hn::ConvertTo(F32(), hn::Abs(hn::Add(offset, hn::Set(I32(), key))));
+      const auto to_key = hn::Sub(hn::Load(I32(), positions_ + key * kHeads), q_pos);
+      const V distance = hn::ConvertTo(F32(), hn::Abs(to_key));
       float* score = weights + key * kHeads;
       hn::Store(terms_.apply(hn::Load(F32(), score), slope, distance), F32(), score);
     }
@@ -492,7 +490,8 @@ class FewRows {
   // The current tile of keys.
   int32_t kv_begin_ = 0;
   int32_t count_ = 0;
-  int32_t ahead_ = 0;  // keys behind the tile that are prefetched
+  int32_t ahead_ = 0;                                     // keys behind the tile that are prefetched
+  alignas(64) int32_t positions_[kTileKv * kHeads] = {};  // [key][head]: of the tile's keys, for ALiBi
   alignas(64) float visible_weights_[kTileKv * kHeads];
   const std::byte* visible_values_[kTileKv];
 };

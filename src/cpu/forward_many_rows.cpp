@@ -95,6 +95,7 @@ class ManyRows {
     next_count_ = HWY_MIN(kTileKv, segment_end - kv_begin - count_);
     find_rows(task_.kv, false, kv_begin, kv_begin + count_ + next_count_, keys_at_);
     find_rows(task_.kv, true, kv_begin, kv_begin + count_ + next_count_, values_at_);
+    if (task_.has_alibi()) find_positions<1>(task_, kv_begin, kv_begin + count_, positions_);
     if (task_.kv.dtype == DType::f32) {
       pack<float>();
     } else if (task_.kv.dtype == DType::f16) {
@@ -250,10 +251,10 @@ class ManyRows {
       const int32_t packed = HWY_MIN(row_begin_ + row, task_.num_rows() - 1);
       const TaskToken& token = task_.tokens[packed / task_.group_size];
       const V slope = set(slope_log2(token, packed % task_.group_size));
-      const int32_t to_first = task_.has_alibi() ? kv_begin_ - token.q_pos() : 0;
+      const auto q_pos = hn::Set(I32(), task_.has_alibi() ? token.q_pos() : 0);
       float* scores = score_row(row);
       for (int32_t key = 0; key < count_; key += kLanes) {
-        const V distance = hn::ConvertTo(F32(), hn::Abs(hn::Iota(I32(), to_first + key)));
+        const V distance = hn::ConvertTo(F32(), hn::Abs(hn::Sub(hn::Load(I32(), positions_ + key), q_pos)));
         hn::Store(terms_.apply(hn::Load(F32(), scores + key), slope, distance), F32(), scores + key);
       }
     }
@@ -392,6 +393,7 @@ class ManyRows {
   bool values_finite_ = true;
   int32_t row_begin_ = 0;
   int32_t tile_rows_ = 0;
+  alignas(64) int32_t positions_[kTileKv] = {};  // of the tile's keys, for ALiBi
   RowMask row_masks_[kTileQ];
   RowMask block_ranges_[kTileQ / kBlockRows];
   float decay_[kTileQ];

@@ -45,7 +45,7 @@ double score(const ForwardTask& task, const TaskToken& token, int32_t head, int3
   sum *= token_scale(task.kv, false, position) * task.scale;
   if (task.softcap > 0) sum = task.softcap * std::tanh(sum / task.softcap);
   if (token.alibi_slopes != nullptr) {
-    const int64_t distance = int64_t{token.q_pos()} - position;
+    const int64_t distance = int64_t{token.q_pos()} - token.mask_input->kv_pos(position);
     sum -= double{token.alibi_slopes[head]} * static_cast<double>(std::abs(distance));
   }
   return sum;

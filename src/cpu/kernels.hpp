@@ -40,7 +40,7 @@ struct KeyValueSource {
   DType dtype = DType::f32;        // f32, f16, bf16, f8e4m3, f8e5m2
   const std::byte* key = nullptr;  // dense: the request's first key; paged: page 0 of the cache; at this KV head
   const std::byte* value = nullptr;
-  const int32_t* pages = nullptr;  // page number by position / page_size; nullptr = dense
+  const int32_t* pages = nullptr;  // page number by shown key / page_size; nullptr = dense
   int32_t page_size = 0;
   int64_t key_token_stride = 0;
   int64_t value_token_stride = 0;
@@ -64,7 +64,7 @@ struct TaskToken {
   float* lse = nullptr;      // [group_size], or nullptr
 
   // Absolute position.
-  int32_t q_pos() const { return query_index + mask_input->kv_len - mask_input->q_len; }
+  int32_t q_pos() const { return mask_input->q_pos(query_index); }
 };
 
 // Rows are packed (token, head of the group): row = token·group_size + head.

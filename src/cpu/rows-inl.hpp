@@ -46,6 +46,17 @@ inline void find_scales(const KeyValueSource& kv, bool of_value, int32_t begin, 
   for (int32_t i = end - begin; i < capacity; ++i) *scales++ = 1;
 }
 
+// positions[i] = where the shown key begin + i sits, kHeads times each. Tokens of several requests share keys only
+// where these sit alike in all of them.
+template <int kHeads>
+void find_positions(const ForwardTask& task, int32_t begin, int32_t end, int32_t* positions) {
+  const mask::ProgramInput& request = *task.tokens.front().mask_input;
+  for (int32_t key = begin; key < end; ++key) {
+    const int32_t position = request.kv_pos(key);
+    for (int h = 0; h < kHeads; ++h) *positions++ = position;
+  }
+}
+
 inline constexpr int32_t kCacheLineBytes = 64;
 
 HWY_INLINE void prefetch_row_to_l2(const std::byte* row, int32_t bytes) {

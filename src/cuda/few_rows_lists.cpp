@@ -29,7 +29,7 @@ FewRowsItem device_item(const plan::PlanData& plan, const plan::WorkItem& item) 
     const mask::KeySegment& first = plan.segments[item.segment_begin];
     placed.first = {first.begin, first.end, first.tile_class == TileClass::full ? 1 : 0};
   }
-  placed.page_start = plan.layer.cache ? plan.page_start[request] : plan.key_start[request];
+  placed.page_start = plan.page_start[request];
   placed.ticket = -1;
   placed.num_splits = 1;
   if (item.merge >= 0) {

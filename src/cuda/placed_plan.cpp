@@ -105,7 +105,7 @@ void DevicePlan::bind_arrays() {
   slot_requests = bytes_[kSlotRequests] > 0 ? array<const int>(kSlotRequests) : nullptr;
 
   forward_.pages = array<const int>(kPages);
-  forward_.page_start = array<const long long>(paged ? kPageStart : kKeyStart);
+  forward_.page_start = array<const long long>(kPageStart);
   forward_.page_size = paged ? layer_.cache->page_size : 0;
   forward_.query_start_loc = array<const int>(kQueryStartLoc);
   forward_.seq_lens = array<const int>(kSeqLens);

@@ -24,7 +24,7 @@ std::vector<plan::WorkItem> items_of(const plan::PlanData& plan, bool few_rows) 
 CtaLists cta_lists_of(const plan::PlanData& plan, const std::vector<plan::WorkItem>& items, int32_t max_ctas) {
   if (max_ctas == 0) return {items, {}};
   return make_cta_lists(items, plan.layer.group_size(), max_ctas, [&](int32_t request) {
-    return index::many_rows_heads_per_section(plan.seq_lens[request], plan.layer.head_dim, plan.layer.value_dim(),
+    return index::many_rows_heads_per_section(plan.key_lens[request], plan.layer.head_dim, plan.layer.value_dim(),
                                               plan.layer.num_kv_heads);
   });
 }

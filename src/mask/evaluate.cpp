@@ -87,7 +87,7 @@ class RowEvaluator {
       case Opcode::q_pos:
         return set_linear(i, int64_t{query_} + input_.kv_len - input_.q_len, 0);
       case Opcode::kv_pos:
-        return set_linear(i, kv_begin_, 1);
+        return set_positions(i);
       case Opcode::q_head:
         return set_linear(i, q_head_, 0);
       case Opcode::request:
@@ -150,20 +150,40 @@ class RowEvaluator {
     scratch_.values[i].narrow = lanes;
   }
 
+  void set_positions(size_t i) {
+    const int32_t first = input_.kv_pos(kv_begin_);
+    const int32_t stride = input_.keys.stride();
+    if (stride != 0) return set_linear(i, first, stride);
+    int32_t* lanes = narrow_buffer(i);
+    for (int32_t k = 0; k < count_; ++k) lanes[k] = input_.kv_pos(kv_begin_ + k);
+    set_lanes(i, lanes, nullptr, first, lanes[count_ - 1]);
+  }
+
+  // Values that lie at the keys' positions, from `first` on; 0 before it.
+  void set_looked_up(size_t i, const int32_t* values, int64_t first) {
+    constexpr int64_t kLow = std::numeric_limits<int32_t>::min();
+    constexpr int64_t kHigh = std::numeric_limits<int32_t>::max();
+    int32_t* lanes = narrow_buffer(i);
+    for (int32_t k = 0; k < count_; ++k) {
+      const int64_t position = input_.kv_pos(kv_begin_ + k);
+      lanes[k] = position < first ? 0 : values[position - first];
+    }
+    set_lanes(i, lanes, nullptr, kLow, kHigh);
+  }
+
   void set_operand(size_t i, const Instruction& instruction) {
     const int32_t* values = input_.operand[instruction.operand];
     if (instruction.scope == OperandScope::request) return set_linear(i, values[0], 0);
     if (instruction.scope == OperandScope::query) return set_linear(i, values[query_], 0);
+    const int64_t first = instruction.scope == OperandScope::key ? 0 : int64_t{input_.kv_len} - input_.q_len;
+    const int64_t begin = input_.kv_pos(kv_begin_) - first;
+    const int64_t last = input_.kv_pos(kv_begin_ + count_ - 1) - first;
+    if (last < 0) return set_linear(i, 0, 0);
+    const bool is_row = begin >= 0 && last - begin == count_ - 1;  // the values stand one beside another
+    if (!is_row) return set_looked_up(i, values, first);
     constexpr int64_t kLow = std::numeric_limits<int32_t>::min();
     constexpr int64_t kHigh = std::numeric_limits<int32_t>::max();
-    if (instruction.scope == OperandScope::key) return set_lanes(i, values + kv_begin_, nullptr, kLow, kHigh);
-    const int64_t begin = int64_t{kv_begin_} - (int64_t{input_.kv_len} - input_.q_len);
-    if (begin >= 0) return set_lanes(i, values + begin, nullptr, kLow, kHigh);
-    if (begin + count_ <= 0) return set_linear(i, 0, 0);
-    int32_t* lanes = narrow_buffer(i);
-    std::fill_n(lanes, -begin, 0);
-    std::copy_n(values, count_ + begin, lanes - begin);
-    set_lanes(i, lanes, nullptr, kLow, kHigh);
+    set_lanes(i, values + begin, nullptr, kLow, kHigh);
   }
 
   void set_sum(size_t i, const Instruction& instruction) {

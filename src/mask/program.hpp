@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "core/index/shown_keys.hpp"
 #include "qkv/mask.hpp"
 
 namespace qkv::mask {
@@ -48,18 +49,23 @@ struct Program {
 Program compile(const Mask& mask);
 
 // One request's facts. operand[i] belongs to Program::operands[i] and already points at the request's own values:
-// its value (scope request), its first new token (query), its first key (key).
+// its value (scope request), its first new token (query), its first key (key). Lengths, positions and operands are
+// those of the whole request, whichever of its keys are shown; keys are numbered among those.
 struct ProgramInput {
   int32_t request = 0;
   int32_t q_len = 0;
   int32_t kv_len = 0;
   std::vector<const int32_t*> operand;
+  index::ShownKeys keys = {};
+
+  int32_t q_pos(int32_t query) const { return query + kv_len - q_len; }
+  int32_t kv_pos(int32_t key) const { return keys.position(key, q_len, kv_len); }
 };
 
 struct Tile {
   int32_t query_begin, query_end;  // new tokens of the request
-  int32_t kv_begin, kv_end;
-  int32_t head_begin, head_end;  // query heads
+  int32_t kv_begin, kv_end;        // shown keys
+  int32_t head_begin, head_end;    // query heads
 };
 
 // Sound for every expression: empty and full are proofs by interval arithmetic.
@@ -102,7 +108,7 @@ struct RowScratch {
   std::vector<int64_t> wide;
 };
 
-// visible[k] = -1 (all bits) where the query sees key kv_begin + k, else 0.
+// visible[k] = -1 (all bits) where the query sees the shown key kv_begin + k, else 0.
 void evaluate_row(const Program& program, const ProgramInput& input, int32_t query, int32_t q_head, int32_t kv_begin,
                   int32_t kv_end, int32_t* visible, RowScratch& scratch);
 

@@ -89,8 +89,11 @@ class RowsClassifier {
 
   // Reading the operands of single keys costs a pass over them; without it they may be anything.
   TileClass classify(int32_t kv_begin, int32_t kv_end, bool reads_operands) {
+    // Positions rise from key to key, so these enclose the tile's, and what is proved of them is proved of it.
+    const int32_t first = input_.kv_pos(kv_begin);
+    const int32_t end = input_.kv_pos(kv_end - 1) + 1;
     for (const int32_t i : key_dependent_) {
-      intervals_[i] = key_interval(program_.code[i], kv_begin, kv_end, reads_operands);
+      intervals_[i] = key_interval(program_.code[i], first, end, reads_operands);
     }
     const Interval& truth = intervals_.back();
     return truth.low == 1 ? TileClass::full : truth.high == 0 ? TileClass::empty : TileClass::partial;
@@ -122,6 +125,7 @@ class RowsClassifier {
     }
   }
 
+  // Of the positions [kv_begin, kv_end).
   Interval key_interval(const Instruction& instruction, int32_t kv_begin, int32_t kv_end, bool reads_operands) const {
     if (instruction.opcode == Opcode::kv_pos) return {kv_begin, int64_t{kv_end} - 1};
     if (instruction.opcode != Opcode::operand) return combine_operands(instruction);

@@ -37,6 +37,9 @@ int64_t check_slots(const std::vector<int64_t>& slots);
 // Checks the batch's prefix groups and fills prefix_groups. The rest of the batch has been read.
 void read_prefix_groups(const Batch& batch, PlanData& plan);
 
+// Of a group's tokens, those that the layer is shown.
+int32_t num_shared_keys(const LayerSpec& layer, const PrefixGroup& group);
+
 // Fills prefix_groups with what the block table says.
 void find_prefix_groups(PlanData& plan);
 

@@ -4,6 +4,7 @@
 
 #include "core/checks.hpp"
 #include "core/index/paging.hpp"
+#include "core/shown_keys.hpp"
 #include "plan/plan_data.hpp"
 
 namespace qkv::plan {
@@ -106,11 +107,26 @@ PlanLimits checked_limits(const LayerSpec& layer, PlanLimits limits) {
   return limits;
 }
 
+PlanLimits shown_limits(const LayerSpec& layer, PlanLimits limits) {
+  const index::ShownKeys keys = shown_keys(layer);
+  if (keys.run == index::kNewTokenKeys) {
+    limits.max_seq_len = limits.max_query_len;
+    limits.max_keys = std::min(limits.max_tokens, int64_t{limits.max_requests} * limits.max_query_len);
+  } else if (keys.num_ranks > 1) {
+    limits.max_seq_len = keys.count(0, limits.max_seq_len);
+    // Of each request an even share, and at most a run of the interleaving more.
+    const int64_t even_shares = limits.max_keys / keys.num_ranks + int64_t{limits.max_requests} * keys.interleave_size;
+    limits.max_keys = std::min({limits.max_keys, even_shares, int64_t{limits.max_requests} * limits.max_seq_len});
+  }
+  return limits;
+}
+
 PlanCapacity capacity_of(const LayerSpec& layer, const PlanLimits& limits, const CutBounds& bounds) {
   const mask::Program program = mask::compile(layer.effective_mask());
   const int32_t max_runs = mask::max_segments(program);
-  const Share few = few_rows_share(limits, bounds, layer.group_size(), max_runs);
-  const Share many = many_rows_share(limits, bounds, layer.group_size(), max_runs);
+  const PlanLimits shown = shown_limits(layer, limits);
+  const Share few = few_rows_share(shown, bounds, layer.group_size(), max_runs);
+  const Share many = many_rows_share(shown, bounds, layer.group_size(), max_runs);
   PlanCapacity capacity;
   capacity.query_len = limits.max_query_len;
   capacity.seq_len = limits.max_seq_len;
@@ -121,8 +137,8 @@ PlanCapacity capacity_of(const LayerSpec& layer, const PlanLimits& limits, const
   capacity.keys = limits.max_keys;
   if (layer.cache) {
     const int32_t page_size = layer.cache->page_size;
-    capacity.pages = std::min<int64_t>(limits.max_requests + limits.max_keys / page_size,
-                                       int64_t{limits.max_requests} * index::num_pages(limits.max_seq_len, page_size));
+    capacity.pages = std::min<int64_t>(limits.max_requests + shown.max_keys / page_size,
+                                       int64_t{limits.max_requests} * index::num_pages(shown.max_seq_len, page_size));
     capacity.slots = max_slots(layer, limits);
   }
   capacity.few_rows_items = (few.blocks + few.splits) * layer.num_kv_heads;

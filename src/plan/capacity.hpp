@@ -38,6 +38,9 @@ struct PlanCapacity {
   int64_t state_rows = 0;
 };
 
+// The same limits on what the layer is shown: max_seq_len and max_keys of shown keys.
+PlanLimits shown_limits(const LayerSpec& layer, PlanLimits limits);
+
 PlanCapacity capacity_of(const LayerSpec& layer, const PlanLimits& limits, const CutBounds& bounds);
 
 // Refuses what cannot be meant and fills in what 0 stands for.

@@ -45,13 +45,15 @@ std::string describe(const PlanData& plan) {
   }
   std::string text = fmt::format(
       "{} requests, {} new tokens, {} keys: {} items, {} merges, {} rows of partial states\n", plan.num_requests,
-      plan.num_tokens, plan.num_keys, plan.items.size(), plan.merges.size(), plan.num_state_rows);
+      plan.num_tokens, plan.num_shown_keys, plan.items.size(), plan.merges.size(), plan.num_state_rows);
   text += describe_sharing(plan);
   for (const auto& [request, total] : totals) {
     const mask::ProgramInput& input = plan.mask_inputs[request];
-    text += fmt::format("  request {}: {} new of {} keys, {} items ({} partial, {} shared), {:.3g} row x key pairs\n",
-                        request, input.q_len, input.kv_len, total.items, total.partial_states, total.shared_items,
-                        static_cast<double>(total.pairs));
+    const int32_t shown = plan.key_lens[request];
+    text +=
+        fmt::format("  request {}: {} new of {} keys{}, {} items ({} partial, {} shared), {:.3g} row x key pairs\n",
+                    request, input.q_len, input.kv_len, shown == input.kv_len ? "" : fmt::format(" ({} shown)", shown),
+                    total.items, total.partial_states, total.shared_items, static_cast<double>(total.pairs));
   }
   return text;
 }

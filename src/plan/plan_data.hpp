@@ -9,6 +9,7 @@
 
 #include "core/index/cost.hpp"
 #include "mask/program.hpp"
+#include "plan/capacity.hpp"
 #include "qkv/batch.hpp"
 #include "qkv/layer.hpp"
 #include "qkv/planner.hpp"
@@ -86,12 +87,16 @@ struct PlanData {
 
   int32_t num_requests = 0;
   int64_t num_tokens = 0;
+  // Of whole requests, which masks and operands speak of; and of the keys that the layer is shown, which are tiled,
+  // split and addressed. Work items and segments number the latter.
   int64_t num_keys = 0;
+  int64_t num_shown_keys = 0;
   std::vector<int32_t> query_start_loc;  // [num_requests + 1]
   std::vector<int32_t> seq_lens;         // [num_requests]
-  std::vector<int64_t> key_start;        // [num_requests]: offset of a request's keys where they are dense
+  std::vector<int32_t> key_lens;         // [num_requests]: shown keys
+  std::vector<int64_t> key_start;        // [num_requests]: a request's first value in operands of scope key
   std::vector<int32_t> pages;            // pages of all requests, one after another
-  std::vector<int64_t> page_start;       // [num_requests]: a request's first entry in `pages`
+  std::vector<int64_t> page_start;       // [num_requests]: a request's first entry in `pages`; dense: its first key
   int32_t max_page = -1;                 // highest page number used
   std::vector<int64_t> slot_mapping;
   bool has_slot_mapping = false;
@@ -123,7 +128,7 @@ struct PlanData {
 
   // What tensors must hold: a captured launch will run with other batches of the planner.
   int64_t rows_of_tokens() const { return planner ? planner->limits.max_tokens : num_tokens; }
-  int64_t rows_of_keys() const { return planner ? planner->limits.max_keys : num_keys; }
+  int64_t rows_of_keys() const { return planner ? shown_limits(layer, planner->limits).max_keys : num_shown_keys; }
   int64_t rows_of_slots() const {
     return planner ? max_slots(layer, planner->limits) : static_cast<int64_t>(slot_mapping.size());
   }

@@ -6,6 +6,7 @@
 
 #include "core/checks.hpp"
 #include "core/index/paging.hpp"
+#include "core/shown_keys.hpp"
 #include "plan/builder.hpp"
 
 namespace qkv {
@@ -37,7 +38,7 @@ const int32_t* pages_of(const PlanData& plan, int32_t request) { return plan.pag
 void check_group(const PlanData& plan, const PrefixGroup& group, const std::string& name) {
   if (group.requests.empty()) refuse(name + ".requests", "none", "at least one request");
   if (group.num_tokens < 1) refuse(name + ".num_tokens", group.num_tokens, "at least 1");
-  const int32_t num_pages = index::num_pages(group.num_tokens, plan.layer.cache->page_size);
+  const int32_t num_pages = index::num_pages(num_shared_keys(plan.layer, group), plan.layer.cache->page_size);
   std::set<int32_t> seen;
   for (size_t i = 0; i < group.requests.size(); ++i) {
     const int32_t request = group.requests[i];
@@ -89,9 +90,10 @@ void order_groups(std::vector<PrefixGroup>& groups, int32_t num_requests) {
 // Neighbours in the order of their pages share the longest prefixes, so a group is a run of that order.
 class GroupFinder {
  public:
-  explicit GroupFinder(const PlanData& plan) : plan_(plan) {
+  explicit GroupFinder(const PlanData& plan) : plan_(plan), keys_(shown_keys(plan.layer)) {
     for (int32_t request = 0; request < plan.num_requests; ++request) {
-      num_pages_.push_back(sharable_tokens(plan, request) / plan.layer.cache->page_size);
+      const int32_t keys = keys_.count(0, sharable_tokens(plan, request));
+      num_pages_.push_back(keys / plan.layer.cache->page_size);
     }
     order_.resize(plan.num_requests);
     std::iota(order_.begin(), order_.end(), 0);
@@ -134,10 +136,12 @@ class GroupFinder {
     group.requests.assign(order_.begin() + static_cast<std::ptrdiff_t>(begin),
                           order_.begin() + static_cast<std::ptrdiff_t>(end));
     std::sort(group.requests.begin(), group.requests.end());
-    group.num_tokens = num_pages * plan_.layer.cache->page_size;
+    // Up to the last shown key of these pages.
+    group.num_tokens = keys_.position(num_pages * plan_.layer.cache->page_size - 1, 0, 0) + 1;
   }
 
   const PlanData& plan_;
+  const index::ShownKeys keys_;
   std::vector<int32_t> num_pages_;  // that each request can share
   std::vector<int32_t> order_;
   std::vector<Open> open_;  // groups that the next request may belong to, inner ones behind
@@ -159,6 +163,10 @@ void read_prefix_groups(const Batch& batch, PlanData& plan) {
   }
   plan.prefix_groups = batch.prefix_groups;
   order_groups(plan.prefix_groups, plan.num_requests);
+}
+
+int32_t num_shared_keys(const LayerSpec& layer, const PrefixGroup& group) {
+  return shown_keys(layer).count(0, group.num_tokens);
 }
 
 void find_prefix_groups(PlanData& plan) {

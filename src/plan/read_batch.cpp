@@ -6,6 +6,7 @@
 
 #include "core/checks.hpp"
 #include "core/index/paging.hpp"
+#include "core/shown_keys.hpp"
 #include "plan/builder.hpp"
 
 namespace qkv::plan {
@@ -67,8 +68,23 @@ void read_seq_lens(const Tensor& tensor, PlanData& plan) {
           fmt::format("{}, the new tokens of the request: an encoder's keys are its queries' tokens", q_len(plan, r)),
           ErrorCode::mismatch);
     }
+    if (plan.layer.key_run != KeyRun::all && length < q_len(plan, r)) {
+      refuse(fmt::format("seq_lens[{}]", r), length,
+             fmt::format("at least {}, the new tokens of the request, with key_run {}", q_len(plan, r),
+                         to_string(plan.layer.key_run)),
+             ErrorCode::mismatch);
+    }
     plan.key_start.push_back(plan.num_keys);
     plan.num_keys += length;
+  }
+}
+
+void count_shown_keys(PlanData& plan) {
+  const index::ShownKeys keys = shown_keys(plan.layer);
+  for (int32_t r = 0; r < plan.num_requests; ++r) {
+    plan.key_lens.push_back(keys.count(q_len(plan, r), plan.seq_lens[r]));
+    if (!plan.layer.cache) plan.page_start.push_back(plan.num_shown_keys);
+    plan.num_shown_keys += plan.key_lens.back();
   }
 }
 
@@ -84,18 +100,21 @@ void read_block_table(const Tensor& table, PlanData& plan) {
   const int32_t page_size = plan.layer.cache->page_size;
   const auto* entries = static_cast<const int32_t*>(table.data);
   for (int32_t r = 0; r < plan.num_requests; ++r) {
-    const int32_t used = index::num_pages(plan.seq_lens[r], page_size);
+    const int32_t used = index::num_pages(plan.key_lens[r], page_size);
     if (used > table.shape[1]) {
+      const std::string shown = plan.key_lens[r] == plan.seq_lens[r]
+                                    ? ""
+                                    : fmt::format(" keys that the layer is shown, not {}", plan.key_lens[r]);
       refuse(fmt::format("seq_lens[{}]", r), plan.seq_lens[r],
-             fmt::format("at most {}: block_table holds {} pages of {} tokens a request", table.shape[1] * page_size,
-                         table.shape[1], page_size));
+             fmt::format("at most {}{}: block_table holds {} pages of {} tokens a request", table.shape[1] * page_size,
+                         shown, table.shape[1], page_size));
     }
     plan.page_start.push_back(static_cast<int64_t>(plan.pages.size()));
     for (int32_t i = 0; i < used; ++i) {
       const int32_t page = entries[r * table.stride[0] + i * table.stride[1]];
       if (page < 0) {
         refuse(fmt::format("block_table[{}, {}]", r, i), page,
-               fmt::format("a page number >= 0: the request has {} tokens, {} pages", plan.seq_lens[r], used));
+               fmt::format("a page number >= 0: the request has {} tokens, {} pages", plan.key_lens[r], used));
       }
       plan.max_page = std::max(plan.max_page, page);
       plan.pages.push_back(page);
@@ -136,7 +155,7 @@ void read_slot_mapping(const Tensor& slots, PlanData& plan) {
 void bind_operands(PlanData& plan) {
   plan.mask_inputs.clear();
   for (int32_t r = 0; r < plan.num_requests; ++r) {
-    mask::ProgramInput input{r, q_len(plan, r), plan.seq_lens[r], {}};
+    mask::ProgramInput input{r, q_len(plan, r), plan.seq_lens[r], {}, shown_keys(plan.layer)};
     for (size_t i = 0; i < plan.operands.size(); ++i) {
       const OperandScope scope = plan.mask.operands[i].scope;
       const int64_t offset = scope == OperandScope::request ? r
@@ -215,6 +234,7 @@ PlanData read_batch(const LayerSpec& layer, const Batch& batch) {
   plan.mask_hash = mask.hash();
   read_query_start_loc(batch.query_start_loc, plan);
   read_seq_lens(batch.seq_lens, plan);
+  count_shown_keys(plan);
   read_block_table(batch.block_table, plan);
   read_slot_mapping(batch.slot_mapping, plan);
   read_operands(batch.mask_operands, plan);
@@ -238,6 +258,7 @@ PlanData with_block_table(const PlanData& plan, const Tensor& block_table, const
   other.query_start_loc = plan.query_start_loc;
   other.seq_lens = plan.seq_lens;
   other.key_start = plan.key_start;
+  count_shown_keys(other);
   read_block_table(block_table, other);
   read_slot_mapping(slot_mapping, other);
   other.operands = plan.operands;

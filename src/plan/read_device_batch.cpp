@@ -35,7 +35,7 @@ void read_cache_arrays(const LayerSpec& layer, Device device, const Batch& batch
   check_last_axis_contiguous(batch.block_table, "block_table");
   check_extent_at_least(batch.block_table, "block_table", 0, read.num_requests, "num_requests");
   check_extent_at_least(batch.block_table, "block_table", 1,
-                        index::num_pages(limits.max_seq_len, layer.cache->page_size),
+                        index::num_pages(shown_limits(layer, limits).max_seq_len, layer.cache->page_size),
                         "pages of limits.max_seq_len keys");
   read.block_table = data_of<int32_t>(batch.block_table);
   read.block_table_stride = batch.block_table.stride[0];

@@ -37,6 +37,7 @@ PlanReport report_of(const PlanData& plan, std::string device) {
     report.query_lens.push_back(input.q_len);
     report.seq_lens.push_back(input.kv_len);
   }
+  report.key_lens = plan.key_lens;
   report.prefix_groups = plan.prefix_groups;
   for (size_t i = 0; i < plan.items.size(); ++i) {
     report.items.push_back(report_item(plan, plan.items[i], times.turns[i]));

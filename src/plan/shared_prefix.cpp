@@ -32,10 +32,11 @@ class Sharer {
  public:
   Sharer(PlanData& plan, const RequestCutter& cut_request, const DeviceRules& rules) : plan_(plan), rules_(rules) {
     for (int32_t request = 0; request < plan.num_requests; ++request) {
-      cuts_.push_back(cut_request(plan.mask_inputs[request].q_len, plan.seq_lens[request]));
+      cuts_.push_back(cut_request(plan.mask_inputs[request].q_len, plan.key_lens[request]));
     }
     groups_of_.resize(plan.num_requests);
     for (size_t g = 0; g < plan.prefix_groups.size(); ++g) {
+      shared_keys_.push_back(num_shared_keys(plan.layer, plan.prefix_groups[g]));
       for (const int32_t request : plan.prefix_groups[g].requests) {
         groups_of_[request].push_back(static_cast<int32_t>(g));
       }
@@ -79,7 +80,7 @@ class Sharer {
   // The largest group that shares the request's keys up to `end`; -1 = none.
   int32_t outermost_group(int32_t request, int64_t end) const {
     for (const int32_t group : groups_of_[request]) {
-      if (plan_.prefix_groups[group].num_tokens >= end) return group;
+      if (shared_keys_[group] >= end) return group;
     }
     return -1;
   }
@@ -158,6 +159,7 @@ class Sharer {
   PlanData& plan_;
   const DeviceRules& rules_;
   std::vector<index::RequestCut> cuts_;          // [num_requests]
+  std::vector<int32_t> shared_keys_;             // [prefix_groups]: that the layer is shown
   std::vector<std::vector<int32_t>> groups_of_;  // [num_requests], larger ones first
 };
 

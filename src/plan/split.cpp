@@ -33,7 +33,7 @@ class Cutter {
  private:
   void cut_request(int32_t request) {
     const int32_t q_len = plan_.mask_inputs[request].q_len;
-    const index::RequestCut cut = cut_of_(q_len, plan_.seq_lens[request]);
+    const index::RequestCut cut = cut_of_(q_len, plan_.key_lens[request]);
     int32_t end = index::first_item_tokens(q_len, cut.tokens);
     for (int32_t begin = 0; begin < q_len; begin = end, end += cut.tokens) {
       cut_row_block({request, begin, end, cut});
@@ -52,7 +52,7 @@ class Cutter {
   // Classifies the block's keys and cuts the visible runs where splits end.
   Splits find_splits(const RowBlock& block, int32_t kv_head) {
     runs_.clear();
-    const int32_t kv_len = plan_.seq_lens[block.request];
+    const int32_t kv_len = plan_.key_lens[block.request];
     const int32_t head = kv_head * group_size_;
     mask::append_segments(plan_.mask, plan_.mask_inputs[block.request],
                           {block.query_begin, block.query_end, 0, kv_len, head, head + group_size_}, block.cut.tile_kv,

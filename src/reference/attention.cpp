@@ -20,29 +20,52 @@ double element(const Tensor& tensor, int64_t offset) {
   return load_f32(static_cast<const std::byte*>(tensor.data) + offset * size_bytes(tensor.dtype), tensor.dtype);
 }
 
-// Where the keys of a request lie: `token(j)` gives the offset of key j's head 0 in a tensor of keys or values,
-// `scale(j)` what its elements are multiplied by.
+// Of a request's keys, the layer is shown a run, and of that what its rank keeps.
+struct ShownRun {
+  const Shard& shard;
+  int32_t begin, end;  // positions
+
+  bool has(int32_t position) const {
+    return begin <= position && position < end && shard.rank_of(position) == shard.rank;
+  }
+  int32_t num_keys() const { return end > begin ? shard.local_length(end) - shard.local_length(begin) : 0; }
+};
+
+ShownRun shown_run(const LayerSpec& spec, int32_t q_len, int32_t kv_len) {
+  const int32_t context = std::max(kv_len - q_len, 0);
+  const bool is_new_only = spec.key_run == KeyRun::new_tokens;
+  return {spec.shard, is_new_only ? context : 0, spec.key_run == KeyRun::context ? context : kv_len};
+}
+
+// Where the shown keys of a request lie, by position: `token(j)` gives the offset of key j's head 0 in a tensor of keys
+// or values, `scale(j)` what its elements are multiplied by.
 struct KeyLocator {
   const LayerSpec& spec;
   const Batch& batch;
   int64_t request;
   int64_t first_dense_key;
+  ShownRun run;
 
-  int64_t page(int64_t position) const {
+  // Among the request's shown keys.
+  int32_t local(int32_t position) const {
+    return spec.shard.local_position(position) - spec.shard.local_length(run.begin);
+  }
+
+  int64_t page(int32_t position) const {
     const Tensor& table = batch.block_table;
-    const int64_t entry = position / spec.cache->page_size;
+    const int64_t entry = local(position) / spec.cache->page_size;
     return static_cast<const int32_t*>(table.data)[request * table.stride[0] + entry * table.stride[1]];
   }
 
-  int64_t token(const Tensor& tensor, int64_t position) const {
-    if (!spec.cache) return (first_dense_key + position) * tensor.stride[0];
-    return page(position) * tensor.stride[0] + (position % spec.cache->page_size) * tensor.stride[1];
+  int64_t token(const Tensor& tensor, int32_t position) const {
+    if (!spec.cache) return (first_dense_key + local(position)) * tensor.stride[0];
+    return page(position) * tensor.stride[0] + (local(position) % spec.cache->page_size) * tensor.stride[1];
   }
 
-  double scale(const Tensor& scales, int64_t position, int64_t kv_head) const {
+  double scale(const Tensor& scales, int32_t position, int64_t kv_head) const {
     if (!scales.is_given()) return 1;
     const ScaleLayout layout = scale_layout(spec.cache->scales, scales);
-    return *layout.at(request, page(position), position % spec.cache->page_size, kv_head);
+    return *layout.at(request, page(position), local(position) % spec.cache->page_size, kv_head);
   }
 
   int64_t head_stride(const Tensor& tensor) const { return tensor.stride[spec.cache ? 2 : 1]; }
@@ -94,13 +117,15 @@ class Reference {
         for (int32_t query = 0; query < scene.q_len; ++query) attend(scene, query);
       }
       scene.key_start += scene.kv_len;
+      first_dense_key_ += shown_run(spec_, scene.q_len, scene.kv_len).num_keys();
     }
     return std::move(result_);
   }
 
  private:
   void attend(const MaskScene& scene, int32_t query) {
-    const KeyLocator keys{spec_, batch_, scene.request, scene.key_start};
+    const ShownRun run = shown_run(spec_, scene.q_len, scene.kv_len);
+    const KeyLocator keys{spec_, batch_, scene.request, first_dense_key_, run};
     const int32_t head = scene.q_head;
     const int32_t kv_head = head / spec_.group_size();
     const int64_t row = scene.query_start + query;
@@ -111,7 +136,7 @@ class Reference {
     std::vector<double> scores;
     double maximum = spec_.sinks.empty() ? kMinusInfinity : spec_.sinks[head];
     for (int32_t j = 0; j < scene.kv_len; ++j) {
-      if (!is_visible(mask_, scene, query, j)) continue;
+      if (!run.has(j) || !is_visible(mask_, scene, query, j)) continue;
       const int64_t key_offset = keys.token(key_, j) + kv_head * keys.head_stride(key_);
       double dot = 0;
       for (int32_t c = 0; c < spec_.head_dim; ++c) {
@@ -148,6 +173,7 @@ class Reference {
   const Tensor& value_scale_;
   const Mask mask_;
   int64_t num_tokens_ = 0;
+  int64_t first_dense_key_ = 0;  // of the request at hand
   Result result_;
 };
 

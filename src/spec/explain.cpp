@@ -11,7 +11,7 @@ namespace {
 
 // A feature of the support matrix: how to ask for it on top of a plain decoder layer. Features of one choice exclude
 // each other.
-enum class Choice { none, keys, kv_dtype, output, alibi, type };
+enum class Choice { none, keys, kv_dtype, output, alibi, type, key_run };
 
 struct Feature {
   const char* name;
@@ -56,6 +56,12 @@ const std::vector<Feature>& features() {
       {"ALiBi", Choice::alibi, [](LayerSpec& s) { s.alibi_slopes.assign(s.num_q_heads, 0.5F); }},
       {"ALiBi per request", Choice::alibi, [](LayerSpec& s) { s.alibi_per_request = true; }},
       {"sinks", Choice::none, [](LayerSpec& s) { s.sinks.assign(s.num_q_heads, 0.0F); }},
+      {"one of 4 ranks", Choice::none,
+       [](LayerSpec& s) {
+         s.shard = {1, 4, 1};
+       }},
+      {"context keys", Choice::key_run, [](LayerSpec& s) { s.key_run = KeyRun::context; }},
+      {"new tokens' keys", Choice::key_run, [](LayerSpec& s) { s.key_run = KeyRun::new_tokens; }},
       {"encoder", Choice::type, [](LayerSpec& s) { s.type = AttentionType::encoder_only; }},
       {"cross attention", Choice::type, [](LayerSpec& s) { s.type = AttentionType::encoder_decoder; }},
   };

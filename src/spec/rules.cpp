@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/float8.hpp"
@@ -11,6 +12,7 @@ namespace {
 
 constexpr int32_t kMinHeadDim = 8;
 constexpr int32_t kMaxHeadDim = 512;
+constexpr int32_t kMaxRound = 1 << 24;  // tokens: positions behind the last one still fit 32 bits
 constexpr size_t kMaxCudaOperands = 8;  // kMaxMaskOperands of the kernels
 
 class Rules {
@@ -23,6 +25,7 @@ class Rules {
     check_head_dims();
     check_dtypes();
     check_cache();
+    check_shown_keys();
     check_score_terms();
     return std::move(reasons_);
   }
@@ -60,6 +63,9 @@ class Rules {
               ErrorCode::unsupported);
     };
     check_dim("head_dim", spec_.head_dim, fp8_cache);
+    if (spec_.key_run != KeyRun::all || spec_.shard.num_ranks > 1) {
+      against("shard", "some keys only", "every key on a GPU", ErrorCode::unsupported);
+    }
     check_dim("head_dim_v", spec_.value_dim(), fp8_cache || is_float8(spec_.out_dtype()));
     const size_t num_operands = operands_of(spec_.effective_mask()).size();
     if (num_operands > kMaxCudaOperands) {
@@ -111,6 +117,39 @@ class Rules {
     if (spec_.type == AttentionType::encoder || spec_.type == AttentionType::encoder_only) {
       against("cache", fmt::format("pages of {} tokens", spec_.cache->page_size),
               fmt::format("no cache for type {}: its keys are the new tokens themselves", to_string(spec_.type)));
+    }
+  }
+
+  void check_shown_keys() {
+    const Shard& shard = spec_.shard;
+    if (spec_.key_run != KeyRun::all && spec_.type != AttentionType::decoder) {
+      against("key_run", to_string(spec_.key_run),
+              fmt::format("all with type {}: only a decoder's keys end with its new tokens", to_string(spec_.type)));
+    }
+    if (spec_.key_run == KeyRun::new_tokens && spec_.cache) {
+      against("cache", fmt::format("pages of {} tokens", spec_.cache->page_size),
+              "no cache with key_run new_tokens: the new tokens' keys and values are dense tensors");
+    }
+    if (spec_.key_run == KeyRun::new_tokens && shard.num_ranks > 1) {
+      against("shard.num_ranks", shard.num_ranks, "1 with key_run new_tokens: every rank has the new tokens");
+    }
+    if (shard.num_ranks < 1) {
+      against("shard.num_ranks", shard.num_ranks, "at least 1");
+    } else if (shard.rank < 0 || shard.rank >= shard.num_ranks) {
+      against("shard.rank", shard.rank, fmt::format("0 to {}, below shard.num_ranks", shard.num_ranks - 1));
+    }
+    check_interleave(shard);
+  }
+
+  void check_interleave(const Shard& shard) {
+    const int64_t round = int64_t{shard.interleave_size} * std::max(shard.num_ranks, 1);
+    if (shard.interleave_size < 1 || round > kMaxRound) {
+      against("shard.interleave_size", shard.interleave_size,
+              fmt::format("1 to {}: a round of all ranks has at most {} tokens",
+                          kMaxRound / std::max(shard.num_ranks, 1), kMaxRound));
+    } else if (spec_.cache && spec_.cache->page_size >= 1 && spec_.cache->page_size % shard.interleave_size != 0) {
+      against("shard.interleave_size", shard.interleave_size,
+              fmt::format("a divisor of cache.page_size = {}", spec_.cache->page_size));
     }
   }
 

@@ -240,6 +240,41 @@ TEST(c_api, cache_write_writes_the_slots) {
   EXPECT_EQ(value_pages[6 * 8 + 7], 6.0F);
 }
 
+TEST(c_api, shards_and_slots_are_those_of_cpp) {
+  const std::vector<int32_t> starts = {0, 3, 4}, lengths = {34, 9}, table = {7, 2, 5, 1};
+  Batch batch;
+  batch.query_start_loc = view(starts);
+  batch.seq_lens = view(lengths);
+  batch.block_table = Tensor::contiguous(table.data(), DType::i32, {2, 2});
+  const CBatch c_batch(batch);
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    const qkv_shard shard = {rank, 3, 2};
+    std::vector<int64_t> slots(4, -7);
+    expect_ok(qkv_shard_slots(&c_batch.batch, 8, &shard, slots.data(), 4));
+    EXPECT_EQ(slots, shard_slots(batch, 8, {rank, 3, 2}));
+  }
+  const qkv_shard everything = {};  // 0 ranks are 1
+  std::vector<int64_t> slots(4, -7);
+  expect_ok(qkv_shard_slots(&c_batch.batch, 32, &everything, slots.data(), 4));
+  EXPECT_EQ(slots, shard_slots(batch, 32, {}));
+  EXPECT_EQ(qkv_shard_slots(&c_batch.batch, 32, &everything, slots.data(), 3), QKV_INVALID_ARGUMENT);
+  EXPECT_STREQ(qkv_last_error_argument(), "num_slots");
+}
+
+TEST(c_api, a_layer_of_one_rank_is_that_of_cpp) {
+  LayerSpec layer = testing::layer_of(2, 1, 8);
+  layer.cache = CacheSpec{4};
+  layer.shard = {2, 3, 4};
+  layer.key_run = KeyRun::context;
+  create(CSpec(layer).spec);
+  layer.shard.rank = 3;
+  const CSpec spec(layer);
+  EXPECT_EQ(text_of([&](char* to, size_t capacity, size_t* needed) {
+              return qkv_explain(&spec.spec, {QKV_CPU, 0}, to, capacity, needed);
+            }),
+            explain(layer).front());
+}
+
 TEST(c_api, mask_text_and_hash_are_those_of_cpp) {
   const char* text = "causal & window(127, 0)";
   const Mask mask = parse_mask(text);

@@ -48,6 +48,8 @@ struct CSpec {
     spec.sinks = layer.sinks.data();
     spec.num_sinks = static_cast<int64_t>(layer.sinks.size());
     if (layer.cache) spec.cache_scales = static_cast<qkv_cache_scales>(layer.cache->scales);
+    spec.key_run = static_cast<qkv_key_run>(layer.key_run);
+    spec.shard = {layer.shard.rank, layer.shard.num_ranks, layer.shard.interleave_size};
   }
   CSpec(const CSpec&) = delete;
   CSpec& operator=(const CSpec&) = delete;

@@ -187,6 +187,7 @@ TEST(c_api_errors, null_handles_and_pointers_are_refused_by_name) {
   refused(qkv_lse_from_lse2(nullptr), "lse");
   refused(qkv_cache_write(&key, &key, nullptr, nullptr, nullptr), "cache");
   refused(qkv_cache_write(&key, &key, &cache, nullptr, nullptr), "slot_mapping");
+  refused(qkv_shard_slots(&c_batch.batch, 16, nullptr, &size, 1), "shard");
   refused(qkv_kv_cache_from_interleaved(nullptr, 4, nullptr), "key_value");
   refused(qkv_fill_tree(nullptr, &c_batch.batch.query_start_loc, &number, &number, 1), "parents");
   refused(qkv_fill_tree(starts.data(), nullptr, &number, &number, 1), "query_start_loc");

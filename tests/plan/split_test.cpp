@@ -74,10 +74,10 @@ void expect_items_cover(const tools::Case& c) {
       scene.q_head = head;
       for (int32_t query = 0; query < scene.q_len; ++query) {
         ASSERT_EQ((finishers[{r, head / group, query}]), 1);
-        for (int32_t key = 0; key < scene.kv_len; ++key) {
+        for (int32_t key = 0; key < plan.key_lens[r]; ++key) {
           const int32_t times = covered[{r, head / group, query, key}];
           ASSERT_LE(times, 1);
-          const bool visible = is_visible(c.layer.effective_mask(), scene, query, key);
+          const bool visible = is_visible(c.layer.effective_mask(), scene, query, plan.mask_inputs[r].kv_pos(key));
           ASSERT_TRUE(!visible || times == 1) << tools::describe(c);
         }
       }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <sstream>
 
 namespace qkv {
@@ -54,6 +55,46 @@ TEST(rules, what_a_gpu_cannot_do_is_said_without_one) {
                                       "head_dim_v: got 20; allowed: a multiple of 8 on a GPU",
                                       "mask: got 9 operands; allowed: at most 8 operands on a GPU"}));
   EXPECT_EQ(explain(plain(), {DeviceKind::cpu, 1}).size(), 1U);
+}
+
+TEST(rules, shards_and_runs_that_cannot_be_are_named) {
+  const auto reasons = [](const std::function<void(LayerSpec&)>& change) {
+    LayerSpec layer = plain();
+    layer.cache = CacheSpec{16};
+    change(layer);
+    return explain(layer);
+  };
+  const auto shard = [&](Shard shard) { return reasons([&](LayerSpec& layer) { layer.shard = shard; }); };
+  using Reasons = std::vector<std::string>;
+  EXPECT_EQ(shard({7, 8, 4}), Reasons{});
+  EXPECT_EQ(shard({0, 0, 1}), Reasons{"shard.num_ranks: got 0; allowed: at least 1"});
+  EXPECT_EQ(shard({2, 2, 1}), Reasons{"shard.rank: got 2; allowed: 0 to 1, below shard.num_ranks"});
+  EXPECT_EQ(shard({-1, 2, 1}), Reasons{"shard.rank: got -1; allowed: 0 to 1, below shard.num_ranks"});
+  EXPECT_EQ(shard({0, 2, 3}), Reasons{"shard.interleave_size: got 3; allowed: a divisor of cache.page_size = 16"});
+  EXPECT_EQ(shard({0, 2, 0}), Reasons{"shard.interleave_size: got 0; allowed: 1 to 8388608: a round of all ranks has "
+                                      "at most 16777216 tokens"});
+  EXPECT_EQ(reasons([](LayerSpec& layer) {
+              layer.cache.reset();
+              layer.shard = {0, 2, 3};
+            }),
+            Reasons{});
+  EXPECT_EQ(reasons([](LayerSpec& layer) { layer.key_run = KeyRun::context; }), Reasons{});
+  EXPECT_EQ(
+      reasons([](LayerSpec& layer) { layer.key_run = KeyRun::new_tokens; }),
+      Reasons{"cache: got pages of 16 tokens; allowed: no cache with key_run new_tokens: the new tokens' keys and "
+              "values are dense tensors"});
+  EXPECT_EQ(reasons([](LayerSpec& layer) {
+              layer.cache.reset();
+              layer.key_run = KeyRun::new_tokens;
+              layer.shard.num_ranks = 2;
+            }),
+            Reasons{"shard.num_ranks: got 2; allowed: 1 with key_run new_tokens: every rank has the new tokens"});
+  EXPECT_EQ(reasons([](LayerSpec& layer) {
+              layer.type = AttentionType::encoder_decoder;
+              layer.key_run = KeyRun::context;
+            }),
+            Reasons{"key_run: got context; allowed: all with type encoder_decoder: only a decoder's keys end with its "
+                    "new tokens"});
 }
 
 TEST(rules, every_head_size_from_8_to_512) {

@@ -18,6 +18,12 @@ QKV_HOST_DEVICE constexpr int32_t local_position(int32_t position, int32_t num_r
   return position / round * interleave_size + position % interleave_size;
 }
 
+// Where a rank's token sits in the sequence: the inverse of local_position.
+QKV_HOST_DEVICE constexpr int32_t position_of_local(int32_t local, int32_t rank, int32_t num_ranks,
+                                                    int32_t interleave_size) {
+  return (local / interleave_size * num_ranks + rank) * interleave_size + local % interleave_size;
+}
+
 // How many of the first num_tokens a rank keeps. Rank 0 keeps the most.
 QKV_HOST_DEVICE constexpr int32_t local_length(int32_t num_tokens, int32_t rank, int32_t num_ranks,
                                                int32_t interleave_size) {
