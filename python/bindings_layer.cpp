@@ -24,6 +24,18 @@ CacheScales parse_scales(const std::string& name) {
               "\"none\", \"per_tensor\", \"per_head\", \"per_request_head\" or \"per_token_head\"");
 }
 
+KeyRun parse_run(const std::string& name) {
+  for (const KeyRun run : {KeyRun::all, KeyRun::context, KeyRun::new_tokens}) {
+    if (name == to_string(run)) return run;
+  }
+  throw Error(ErrorCode::invalid_argument, "key_run", "\"" + name + "\"", "\"all\", \"context\" or \"new_tokens\"");
+}
+
+std::string describe(const Shard& shard) {
+  return fmt::format("Shard(rank={}, num_ranks={}, interleave_size={})", shard.rank, shard.num_ranks,
+                     shard.interleave_size);
+}
+
 std::string describe(const CacheSpec& spec) {
   const bool has_scales = spec.scales != CacheScales::none;
   return fmt::format("CacheSpec(page_size={}{})", spec.page_size,
@@ -35,7 +47,8 @@ void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32
                const std::optional<std::string>& output_dtype, const std::string& type,
                const std::optional<CacheSpec>& cache, const std::optional<MaskArgument>& mask,
                std::optional<float> scale, float softcap, const std::vector<float>& alibi_slopes,
-               bool alibi_per_request, const std::vector<float>& sinks) {
+               bool alibi_per_request, const std::vector<float>& sinks, const std::string& key_run,
+               const Shard& shard) {
   LayerSpec spec;
   spec.num_q_heads = num_q_heads;
   spec.num_kv_heads = num_kv_heads;
@@ -52,17 +65,21 @@ void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32
   spec.alibi_slopes = alibi_slopes;
   spec.alibi_per_request = alibi_per_request;
   spec.sinks = sinks;
+  spec.key_run = parse_run(key_run);
+  spec.shard = shard;
   new (self) LayerSpec(std::move(spec));
 }
 
 std::string describe(const LayerSpec& spec) {
   return fmt::format(
       "LayerSpec(num_q_heads={}, num_kv_heads={}, head_dim={}, head_dim_v={}, query_dtype='{}', kv_dtype='{}', "
-      "output_dtype='{}', type='{}', cache={}, mask='{}', scale={}, softcap={}, alibi={}, sinks={})",
+      "output_dtype='{}', type='{}', cache={}, mask='{}', scale={}, softcap={}, alibi={}, sinks={}, key_run='{}', "
+      "shard={})",
       spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim(), to_string(spec.query_dtype),
       to_string(spec.kv_dtype), to_string(spec.out_dtype()), to_string(spec.type),
       spec.cache ? describe(*spec.cache) : "None", spec.effective_mask().text(), spec.effective_scale(), spec.softcap,
-      spec.alibi_per_request || !spec.alibi_slopes.empty() ? "True" : "False", spec.sinks.empty() ? "False" : "True");
+      spec.alibi_per_request || !spec.alibi_slopes.empty() ? "True" : "False", spec.sinks.empty() ? "False" : "True",
+      to_string(spec.key_run), describe(spec.shard));
 }
 
 void bind_spec(nb::module_& module) {
@@ -81,6 +98,16 @@ void bind_spec(nb::module_& module) {
       .def_prop_ro("scales", [](const CacheSpec& spec) { return std::string(to_string(spec.scales)); })
       .def("__repr__", [](const CacheSpec& spec) { return describe(spec); });
 
+  nb::class_<Shard>(module, "Shard",
+                    "Ranks that share a cache: runs of interleave_size tokens go round the ranks, rank 0 first.")
+      .def(nb::init<int32_t, int32_t, int32_t>(), nb::arg("rank") = 0, nb::arg("num_ranks") = 1,
+           nb::arg("interleave_size") = 1)
+      .def_ro("rank", &Shard::rank)
+      .def_ro("num_ranks", &Shard::num_ranks)
+      .def_ro("interleave_size", &Shard::interleave_size)
+      .def("__eq__", [](const Shard& self, const Shard& other) { return self == other; })
+      .def("__repr__", [](const Shard& shard) { return describe(shard); });
+
   const char* doc =
       "What a layer is: everything that kernels are chosen for. Nothing here changes from step to step.\n\n"
       "num_q_heads, num_kv_heads: query head h reads KV head h // (num_q_heads // num_kv_heads).\n"
@@ -92,13 +119,16 @@ void bind_spec(nb::module_& module) {
       "mask: the whole mask, as an expression of qkv.mask or as text; None means the type's default.\n"
       "scale: None means 1 / sqrt(head_dim). softcap: c > 0 turns a score s into c * tanh(s / c).\n"
       "alibi_slopes: [num_q_heads]. alibi_per_request: the slopes come with the batch.\n"
-      "sinks: [num_q_heads] logits that join the denominator once.";
+      "sinks: [num_q_heads] logits that join the denominator once.\n"
+      "key_run: which keys the layer is shown: \"all\", \"context\" (without the new tokens) or \"new_tokens\".\n"
+      "shard: Shard(...), where ranks share the keys; masks and ALiBi keep the positions of whole requests.";
   nb::class_<LayerSpec>(module, "LayerSpec", doc)
       .def("__init__", &init_spec, nb::kw_only(), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
            nb::arg("head_dim_v") = 0, nb::arg("query_dtype") = "f32", nb::arg("kv_dtype") = "f32",
            nb::arg("output_dtype") = nb::none(), nb::arg("type") = "decoder", nb::arg("cache") = nb::none(),
            nb::arg("mask") = nb::none(), nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0f,
-           nb::arg("alibi_slopes") = nb::tuple(), nb::arg("alibi_per_request") = false, nb::arg("sinks") = nb::tuple())
+           nb::arg("alibi_slopes") = nb::tuple(), nb::arg("alibi_per_request") = false, nb::arg("sinks") = nb::tuple(),
+           nb::arg("key_run") = "all", nb::arg("shard") = Shard{})
       .def_ro("num_q_heads", &LayerSpec::num_q_heads)
       .def_ro("num_kv_heads", &LayerSpec::num_kv_heads)
       .def_ro("head_dim", &LayerSpec::head_dim)
@@ -114,6 +144,8 @@ void bind_spec(nb::module_& module) {
       .def_ro("alibi_slopes", &LayerSpec::alibi_slopes)
       .def_ro("alibi_per_request", &LayerSpec::alibi_per_request)
       .def_ro("sinks", &LayerSpec::sinks)
+      .def_prop_ro("key_run", [](const LayerSpec& spec) { return std::string(to_string(spec.key_run)); })
+      .def_ro("shard", &LayerSpec::shard)
       .def("__repr__", [](const LayerSpec& spec) { return describe(spec); });
 }
 
@@ -165,6 +197,20 @@ void bind_batch(nb::module_& module) {
            "prefix_sharing: \"automatic\" (where it pays), \"always\" or \"off\". prefix_sharing_keeps_bits=False lets "
            "it "
            "take a quicker kernel, whose results agree within rounding.");
+}
+
+void bind_shard_slots(nb::module_& module) {
+  module.def(
+      "shard_slots",
+      [](const HeldBatch& batch, int32_t page_size, const Shard& shard) {
+        auto* slots = new std::vector<int64_t>(shard_slots(batch.batch, page_size, shard));
+        const nb::capsule owner(slots, [](void* held) noexcept { delete static_cast<std::vector<int64_t>*>(held); });
+        return nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>(slots->data(), {slots->size()}, owner);
+      },
+      nb::arg("batch"), nb::arg("page_size"), nb::arg("shard"),
+      "The batch's slot_mapping on a rank: int64 [num_tokens], -1 where another rank keeps the token. block_table: "
+      "entry "
+      "i holds the rank's tokens [i * page_size, (i + 1) * page_size).");
 }
 
 std::optional<DType> parse_declared(const std::optional<std::string>& dtype) {
@@ -251,6 +297,7 @@ HeldCache::View HeldCache::view(bool writable) const {
 void bind_layer(nb::module_& module) {
   bind_spec(module);
   bind_batch(module);
+  bind_shard_slots(module);
   bind_cache(module);
   bind_plan(module);
   module.def(

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/checks.hpp"
+#include "core/shown_keys.hpp"
 #include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 #include "jit/driver.hpp"
@@ -60,11 +61,13 @@ Error bad_page(const plan::PlanData& plan, int64_t entry, int32_t value, int64_t
   const int64_t request = part_of(plan.page_start, entry);
   const int64_t index = entry - plan.page_start[request];
   const int32_t page_size = plan.layer.cache->page_size;
-  const int64_t last = std::min<int64_t>((index + 1) * page_size, plan.seq_lens[request]) - 1;
-  return {
-      ErrorCode::invalid_argument, fmt::format("block_table[{}, {}]", request, index),
-      fmt::format("page {} on the device, for request {}, positions {} to {}", value, request, index * page_size, last),
-      fmt::format("0 to {}, the cache's pages. {}", num_pages - 1, kWhy)};
+  const mask::ProgramInput& shown = plan.mask_inputs[request];
+  const auto first = static_cast<int32_t>(index * page_size);
+  const int32_t last = std::min(first + page_size, plan.key_lens[request]) - 1;
+  return {ErrorCode::invalid_argument, fmt::format("block_table[{}, {}]", request, index),
+          fmt::format("page {} on the device, for request {}, positions {} to {}", value, request, shown.kv_pos(first),
+                      shown.kv_pos(last)),
+          fmt::format("0 to {}, the cache's pages. {}", num_pages - 1, kWhy)};
 }
 
 Error bad_slot(const plan::PlanData& plan, int64_t row, int64_t value, int64_t num_cache_slots) {
@@ -91,6 +94,8 @@ void IndexCheck::check_pages(const plan::PlanData& plan, const ForwardParams& pl
                              jit::CUstream stream) const {
   CheckIndicesParams params{};
   params.seq_lens = placed.seq_lens;
+  params.query_start_loc = placed.query_start_loc;
+  params.keys = shown_keys(plan.layer);
   params.page_start = placed.page_start;
   params.pages = placed.pages;
   params.num_requests = plan.num_requests;

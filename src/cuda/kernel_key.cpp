@@ -46,6 +46,7 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
       "constexpr bool token_scales = {};\n"
       "constexpr int head_dim = {}, head_dim_v = {}, group_size = {};\n"
       "constexpr int page_size = {};\n"
+      "constexpr int key_run = {}, num_ranks = {}, interleave_size = {};\n"
       "constexpr bool softcap = {}, alibi = {};\n"
       "constexpr bool mask = {}, mask_by_head = {};\n"
       "constexpr int num_mask_operands = {};\n"
@@ -56,7 +57,8 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
       "}}\n",
       layer.query_dtype == DType::bf16, dtype_code(layer.kv_dtype), dtype_code(layer.out_dtype()),
       layer.cache && layer.cache->scales == CacheScales::per_token_head, layer.head_dim, layer.value_dim(),
-      layer.group_size(), layer.cache ? layer.cache->page_size : 0, layer.softcap > 0, alibi, !always_visible,
+      layer.group_size(), layer.cache ? layer.cache->page_size : 0, static_cast<int>(layer.key_run),
+      layer.shard.num_ranks, layer.shard.interleave_size, layer.softcap > 0, alibi, !always_visible,
       program.depends_on_head, program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv,
       layer.effective_scale() > 0, own_constants_text(key));
 }
@@ -68,6 +70,9 @@ std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
   if (is_float8(layer.kv_dtype)) {
     name += fmt::format(" {} scales {}", to_string(layer.kv_dtype), to_string(layer.cache->scales));
   }
+  if (layer.key_run != KeyRun::all) name += fmt::format(" keys {}", to_string(layer.key_run));
+  if (layer.shard.num_ranks > 1)
+    name += fmt::format(" ranks {} by {}", layer.shard.num_ranks, layer.shard.interleave_size);
   if (layer.softcap > 0) name += " softcap";
   if (layer.alibi_per_request || !layer.alibi_slopes.empty()) name += " alibi";
   name += fmt::format(" tile {}x{}", key.tile_q, key.tile_kv);

@@ -100,13 +100,13 @@ void DevicePlan::bind_launches() {
 }
 
 void DevicePlan::bind_arrays() {
-  const bool paged = layer_.cache.has_value();
   slots = array<const int64_t>(kSlots);
   slot_requests = bytes_[kSlotRequests] > 0 ? array<const int>(kSlotRequests) : nullptr;
 
   forward_.pages = array<const int>(kPages);
   forward_.page_start = array<const long long>(kPageStart);
-  forward_.page_size = paged ? layer_.cache->page_size : 0;
+  forward_.page_size = layer_.cache ? layer_.cache->page_size : 0;
+  forward_.rank = layer_.shard.rank;
   forward_.query_start_loc = array<const int>(kQueryStartLoc);
   forward_.seq_lens = array<const int>(kSeqLens);
   forward_.segments = array<const KeySegment>(kSegments);

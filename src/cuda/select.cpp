@@ -5,6 +5,7 @@
 #include "core/checks.hpp"
 #include "core/environment.hpp"
 #include "core/index/forward_sm90_few_rows_shape.hpp"
+#include "core/shown_keys.hpp"
 #include "core/trace.hpp"
 #include "cuda/forward_sm80.hpp"
 
@@ -27,9 +28,10 @@ constexpr Architecture kArchitectures[] = {
     {"sm_120", 99 * kKilobyte},  {"sm_121", 99 * kKilobyte},
 };
 
-// Whether requests of few rows and at most kv_len keys are ever cut into splits that join within a cluster.
-bool may_join(const LayerSpec& layer, const ForwardKernels& kernels, int64_t q_len, int64_t kv_len) {
-  const index::RequestCut cut = cut_request(layer, kernels, static_cast<int32_t>(q_len), static_cast<int32_t>(kv_len));
+// Whether requests of few rows and at most seq_len keys are ever cut into splits that join within a cluster.
+bool may_join(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_len, int32_t seq_len) {
+  const int32_t kv_len = shown_keys(layer).count(q_len, seq_len);
+  const index::RequestCut cut = cut_request(layer, kernels, q_len, kv_len);
   return cut.few_rows && kv_len > cut.split_keys;
 }
 
@@ -108,7 +110,8 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
       .add("clustered", Axis::choices({1, 0}));
   // The longest request is cut into the most splits; shorter ones are among the launches without clusters.
   launches.keep_if([&](const TracePoint& at) {
-    return at.at("clustered") == 0 || may_join(layer, kernels, at.at("q_len"), bounds.max_model_len);
+    return at.at("clustered") == 0 ||
+           may_join(layer, kernels, static_cast<int32_t>(at.at("q_len")), bounds.max_model_len);
   });
   std::vector<jit::Source> sources = trace(launches, [&](const TracePoint& at) {
     return forward_source(

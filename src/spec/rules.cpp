@@ -63,9 +63,6 @@ class Rules {
               ErrorCode::unsupported);
     };
     check_dim("head_dim", spec_.head_dim, fp8_cache);
-    if (spec_.key_run != KeyRun::all || spec_.shard.num_ranks > 1) {
-      against("shard", "some keys only", "every key on a GPU", ErrorCode::unsupported);
-    }
     check_dim("head_dim_v", spec_.value_dim(), fp8_cache || is_float8(spec_.out_dtype()));
     const size_t num_operands = operands_of(spec_.effective_mask()).size();
     if (num_operands > kMaxCudaOperands) {

@@ -36,7 +36,8 @@ plan::PlanData small_plan() {
   plan.num_requests = 2;
   plan.num_tokens = 4;
   plan.query_start_loc = {0, 3, 4};
-  plan.seq_lens = {20, 33};
+  plan.seq_lens = plan.key_lens = {20, 33};
+  plan.mask_inputs = {{0, 3, 20, {}}, {1, 1, 33, {}}};
   plan.page_start = {0, 2};
   plan.pages = {7, 1, 4, 0, 3};
   plan.slot_mapping = {17, 18, 19, 48, -1};
@@ -56,12 +57,24 @@ TEST(device_refusals, bad_page_names_request_and_positions) {
   EXPECT_EQ(bad_page(plan, 4, 8, 8).value(), "page 8 on the device, for request 1, positions 32 to 32");
 }
 
+// Pages hold a rank's own tokens: their positions are the request's.
+TEST(device_refusals, bad_page_of_a_rank_names_positions_of_the_request) {
+  plan::PlanData plan = small_plan();
+  const index::ShownKeys keys{index::kAllKeys, 1, 4, 2};
+  plan.seq_lens = {75, 33};
+  plan.key_lens = {19, 9};
+  plan.mask_inputs[0] = {0, 3, 75, {}, keys};
+  EXPECT_EQ(bad_page(plan, 0, 900, 8).value(), "page 900 on the device, for request 0, positions 2 to 59");
+  EXPECT_EQ(bad_page(plan, 1, 900, 8).value(), "page 900 on the device, for request 0, positions 66 to 74");
+}
+
 // A request without keys has no entries: its neighbour is named.
 TEST(device_refusals, bad_page_behind_an_empty_request) {
   plan::PlanData plan = small_plan();
   plan.num_requests = 3;
   plan.query_start_loc = {0, 3, 3, 4};
-  plan.seq_lens = {20, 0, 33};
+  plan.seq_lens = plan.key_lens = {20, 0, 33};
+  plan.mask_inputs = {{0, 3, 20, {}}, {1, 0, 0, {}}, {2, 1, 33, {}}};
   plan.page_start = {0, 2, 2};
   EXPECT_EQ(bad_page(plan, 2, 900, 8).argument(), "block_table[2, 0]");
 }

@@ -63,6 +63,24 @@ std::vector<LayerSpec> matrix() {
   layers.back().query_dtype = DType::f16;
   layers.back().output_dtype = DType::f8e4m3;
   layers.back().softcap = 50;
+  // Layers that are shown some of the keys, at even and at uneven distances.
+  const auto add_shown = [&](LayerSpec layer, KeyRun run, const Shard& shard) {
+    layer.key_run = run;
+    layer.shard = shard;
+    layers.push_back(layer);
+  };
+  add_shown(gpu_layer(4, 128, 128, CacheSpec{16}), KeyRun::context, {1, 4, 1});
+  add_shown(gpu_layer(4, 128, 128, CacheSpec{16}), KeyRun::all, {7, 8, 16});
+  layers.back().mask = mask::sliding_window(4096);
+  layers.back().alibi_slopes.assign(8, 0.5F);
+  add_shown(gpu_layer(1, 64, 64, std::nullopt), KeyRun::new_tokens, {});
+  layers.back().alibi_per_request = true;
+  add_shown(gpu_layer(2, 256, 256, CacheSpec{64}), KeyRun::context, {0, 3, 2});
+  layers.back().mask = mask::prefix_lm(1023);
+  layers.back().softcap = 30;
+  add_float8(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
+  layers.back().shard = {2, 4, 8};
+  layers.back().alibi_slopes.assign(8, 0.5F);
   return layers;
 }
 
@@ -150,6 +168,18 @@ TEST_P(kernels_compile, planner) {
       EXPECT_EQ(compiled.usage.spill_store_bytes, 0) << compiled.log;
     }
   }
+}
+
+// Ranks share their kernels: the rank is an argument.
+TEST(kernel_key, does_not_tell_ranks_apart) {
+  LayerSpec layer = gpu_layer(4, 128, 128, CacheSpec{16});
+  const auto text_of = [&](const Shard& shard) {
+    layer.shard = shard;
+    return forward_source(layer, {"forward_sm80", "sm_80", 64, 64}).text;
+  };
+  EXPECT_EQ(text_of({0, 4, 2}), text_of({3, 4, 2}));
+  EXPECT_NE(text_of({0, 4, 2}), text_of({0, 2, 2}));
+  EXPECT_NE(text_of({0, 4, 2}), text_of({0, 4, 1}));
 }
 
 INSTANTIATE_TEST_SUITE_P(matrix, kernels_compile, ::testing::Range<size_t>(0, matrix().size()));

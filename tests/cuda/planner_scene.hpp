@@ -30,7 +30,8 @@ inline tools::Case draw_batch(const LayerSpec& layer, int64_t index) {
   const int64_t num_requests = draw.range(0, index % 3 == 0 ? 40 : 6);
   for (int64_t r = 0; r < num_requests; ++r) {
     const int64_t q_len = draw.one_in(6) ? 0 : draw.one_in(2) ? 1 : draw.range(1, draw.one_in(2) ? 12 : 500);
-    const int64_t kv_len = draw.one_in(8) ? 0 : draw.range(0, draw.one_in(4) ? 20'000 : 900);
+    int64_t kv_len = draw.one_in(8) ? 0 : draw.range(0, draw.one_in(4) ? 20'000 : 900);
+    if (layer.key_run != KeyRun::all) kv_len = std::max(kv_len, q_len);
     c.requests.push_back({static_cast<int32_t>(q_len), static_cast<int32_t>(kv_len)});
   }
   return c;
@@ -51,8 +52,10 @@ struct Lengths {
     Batch batch;
     batch.query_start_loc = testing::view(query_start_loc);
     batch.seq_lens = testing::view(seq_lens);
-    batch.block_table =
-        Tensor::contiguous(table.data(), DType::i32, {static_cast<int64_t>(seq_lens.size()), num_pages});
+    if (layer.cache) {
+      batch.block_table =
+          Tensor::contiguous(table.data(), DType::i32, {static_cast<int64_t>(seq_lens.size()), num_pages});
+    }
     for (const OperandDeclaration& operand : operands_of(layer.effective_mask())) {
       batch.mask_operands.push_back({operand.name, testing::view(flags)});
     }
@@ -72,6 +75,23 @@ inline std::vector<LayerSpec> planner_layers() {
   };
   return {layer_of(8, 2, 64, mask::causal()), layer_of(4, 1, 128, mask::sliding_window(700)),
           layer_of(8, 8, 64, mask::per_request_causal() & mask::window(300, 40))};
+}
+
+// Layers that are shown some of the keys.
+inline std::vector<LayerSpec> sharded_planner_layers() {
+  std::vector<LayerSpec> layers = planner_layers();
+  layers[0].shard = {2, 4, 1};
+  layers[0].key_run = KeyRun::context;
+  layers[1].shard = {1, 3, 16};
+  layers[2].shard = {0, 2, 8};
+  LayerSpec dense = planner_layers()[1];
+  dense.cache.reset();
+  dense.key_run = KeyRun::new_tokens;
+  layers.push_back(dense);
+  dense.key_run = KeyRun::all;
+  dense.shard = {3, 8, 5};
+  layers.push_back(dense);
+  return layers;
 }
 
 }  // namespace qkv::cuda

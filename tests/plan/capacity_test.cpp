@@ -25,19 +25,37 @@ CutBounds bounds_of(const LayerSpec& layer) {
 }
 
 // Requests drawn until one of the limits is reached.
-std::vector<tools::RequestLengths> draw_requests(tools::Draw& draw, const PlanLimits& limits) {
+std::vector<tools::RequestLengths> draw_requests(tools::Draw& draw, const PlanLimits& limits, KeyRun run) {
   std::vector<tools::RequestLengths> requests;
   int64_t tokens = 0;
   int64_t keys = 0;
   while (static_cast<int32_t>(requests.size()) < limits.max_requests) {
     const auto q_len = static_cast<int32_t>(draw.range(0, draw.one_in(2) ? 1 : limits.max_query_len));
-    const auto kv_len = static_cast<int32_t>(draw.range(0, draw.one_in(3) ? 100 : limits.max_seq_len));
+    auto kv_len = static_cast<int32_t>(draw.range(0, draw.one_in(3) ? 100 : limits.max_seq_len));
+    if (run != KeyRun::all) kv_len = std::max(kv_len, q_len);
     tokens += q_len;
     keys += kv_len;
     if (tokens > limits.max_tokens || keys > limits.max_keys) break;
     requests.push_back({q_len, kv_len});
   }
   return requests;
+}
+
+void show_some_keys(tools::Draw& draw, LayerSpec& layer) {
+  if (draw.one_in(4)) {
+    layer.cache.reset();
+    layer.key_run = KeyRun::new_tokens;
+    return;
+  }
+  if (draw.one_in(2)) layer.key_run = KeyRun::context;
+  layer.shard.num_ranks = static_cast<int32_t>(draw.range(1, 8));
+  layer.shard.rank = static_cast<int32_t>(draw.range(0, layer.shard.num_ranks - 1));
+  layer.shard.interleave_size = draw.pick<int32_t>({1, 2, 16});
+}
+
+PlanLimits with_pages(PlanLimits limits, const LayerSpec& layer) {
+  if (!layer.cache) limits.num_pages = 0;
+  return limits;
 }
 
 void expect_within(const PlanData& plan, const PlanCapacity& capacity) {
@@ -66,20 +84,36 @@ TEST(capacity, holds_every_batch_within_the_limits) {
        .max_keys = 9000,
        .num_pages = 10'000},
   };
-  for (int64_t i = 0; i < 240; ++i) {
+  for (int64_t i = 0; i < 360; ++i) {
     tools::Draw draw(7, i);
     auto c = case_of(draw.one_in(2) ? 8 : 4, draw.one_in(2) ? 4 : 1, 16, {}, {});
     c.index = i;
     c.layer.mask = draw.pick(masks);
-    const PlanLimits limits = checked_limits(c.layer, all_limits[i % all_limits.size()]);
-    c.requests = draw_requests(draw, limits);
+    if (i >= 240) show_some_keys(draw, c.layer);
+    const PlanLimits limits = checked_limits(c.layer, with_pages(all_limits[i % all_limits.size()], c.layer));
+    c.requests = draw_requests(draw, limits, c.layer.key_run);
     const tools::CaseData data(c);
     const index::CutRules rules = rules_of(c.layer);
     const PlanData plan =
         build(c.layer, data.batch(), [&](int32_t q_len, int32_t) { return index::cut_request(rules, q_len); });
     check_limits(plan, limits);
     expect_within(plan, capacity_of(c.layer, limits, bounds_of(c.layer)));
+    EXPECT_LE(plan.num_shown_keys, shown_limits(c.layer, limits).max_keys);
   }
+}
+
+TEST(capacity, of_a_rank_is_its_share) {
+  auto c = case_of(8, 8, 16, {}, {});
+  const auto limits = [&] {
+    return checked_limits(
+        c.layer, {.max_requests = 16, .max_tokens = 16, .max_query_len = 1, .max_seq_len = 65536, .num_pages = 8192});
+  };
+  const PlanCapacity whole = capacity_of(c.layer, limits(), bounds_of(c.layer));
+  c.layer.shard = {3, 8, 16};
+  const PlanCapacity share = capacity_of(c.layer, limits(), bounds_of(c.layer));
+  EXPECT_LE(share.state_rows, whole.state_rows / 7);
+  EXPECT_EQ(share.pages, whole.pages / 8);
+  EXPECT_EQ(share.keys, whole.keys);  // operands are of whole requests
 }
 
 TEST(capacity, of_equal_decode_requests_is_what_they_need) {

@@ -13,7 +13,10 @@ extern "C" __global__ void __launch_bounds__(256) check_indices(const __grid_con
   for (long long r = first; r < params.num_requests; r += step) {
     const long long end = r + 1 < params.num_requests ? params.page_start[r + 1] : params.num_entries;
     const long long num_pages = end - params.page_start[r];
-    if (!index::fits_pages(params.seq_lens[r], num_pages, params.page_size)) atomicMin(&params.found->length, r);
+    const int seq_len = params.seq_lens[r];
+    const int q_len = params.query_start_loc[r + 1] - params.query_start_loc[r];
+    const bool fits = seq_len >= 0 && index::fits_pages(params.keys.count(q_len, seq_len), num_pages, params.page_size);
+    if (!fits) atomicMin(&params.found->length, r);
   }
   for (long long e = first; e < params.num_entries; e += step) {
     if (!index::is_page(params.pages[e], params.num_pages)) atomicMin(&params.found->entry, e);

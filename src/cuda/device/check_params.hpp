@@ -1,6 +1,8 @@
 // What the kernel of QKV_CHECK is given, and what it finds.
 #pragma once
 
+#include "core/index/shown_keys.hpp"
+
 namespace qkv::cuda {
 
 // The least index at which each array is wrong; ~0 = nowhere. An atomic minimum over threads, so the same each time.
@@ -24,6 +26,9 @@ struct CheckIndicesParams {
   long long num_cache_slots;
 
   FirstBad* found;  // all bits set before
+
+  const int* query_start_loc;  // [num_requests + 1]
+  index::ShownKeys keys;       // whose pages these are
 };
 
 }  // namespace qkv::cuda

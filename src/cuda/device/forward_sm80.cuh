@@ -269,13 +269,16 @@ __device__ __forceinline__ void widen_stage(const Memory& memory, int stage) {
 }
 
 // Softcap and ALiBi; afterwards scores are in log2 units.
-__device__ __forceinline__ void apply_terms(const ForwardParams& params, float query_factor, const RowFacts& row, int i,
-                                            int first_key, Scores& scores) {
-  const float distance = static_cast<float>(row.q_pos - thread_key(first_key));
+__device__ __forceinline__ void apply_terms(const ForwardParams& params, const SeqInfo& seq, float query_factor,
+                                            const RowFacts& row, int i, int first_key, Scores& scores) {
+  const index::ShownKeys keys = shown_keys(params);
+  const int first = thread_key(first_key);
+  const float distance = static_cast<float>(row.q_pos - seq.kv_pos(keys, first));
   for_each_score(scores, i, [&](float& score, int k) {
     score *= query_factor;
     if constexpr (key::softcap) score = tanh_by_exp2(score) * params.softcap_log2;
-    if constexpr (key::alibi) score -= row.slope * fabsf(distance - static_cast<float>(k));
+    if constexpr (key::alibi)
+      score -= row.slope * fabsf(distance - static_cast<float>(position_offset(keys, first, k)));
   });
 }
 
@@ -482,7 +485,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
       if constexpr (key::token_scales) multiply_by_scales<false>(memory.key_scales(stage) + warp_key, scores[m]);
       if constexpr (kHasTerms) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) apply_terms(params, query_factor, row_of(m, i), i, first_key, scores[m]);
+        for (int i = 0; i < 2; ++i) apply_terms(params, seq, query_factor, row_of(m, i), i, first_key, scores[m]);
       }
       if (!all_visible) {
 #pragma unroll

@@ -302,7 +302,8 @@ class WarpRows {
           if constexpr (key::softcap) score = tanh_by_exp2(score) * params_.softcap_log2;
           if constexpr (key::alibi) {
             const int q_pos = query_of(8 * n + 2 * (lane_ % 4) + i % 2) + item_.cached_keys;
-            const int kv_pos = tile.begin + box * shape::kBoxKeys + lane_ / 4 + i / 2 * 8;
+            const int shown = tile.begin + box * shape::kBoxKeys + lane_ / 4 + i / 2 * 8;
+            const int kv_pos = shown_keys(params_).position(shown, 0, item_.cached_keys);
             score = __fmaf_rn(-slope_[n][i % 2], static_cast<float>(abs(q_pos - kv_pos)), score);
           }
           scores_[box][n][i] = score;
@@ -314,7 +315,7 @@ class WarpRows {
   // Bit (box·kBlocks + n)·4 + i of `seen_`: the lane's element is a key of the segment that its row sees.
   __device__ __forceinline__ void hide(const TileCursor& tile) {
     seen_ = 0;
-    const auto kv_pos_of = [&](int bit) {
+    const auto key_of = [&](int bit) {
       return tile.begin + bit / (4 * kBlocks) * shape::kBoxKeys + lane_ / 4 + bit / 2 % 2 * 8;
     };
     const auto row_of = [&](int bit) { return bit / 4 % kBlocks * 8 + 2 * (lane_ % 4) + bit % 2; };
@@ -324,9 +325,9 @@ class WarpRows {
 #pragma unroll 1
         for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
           const int row = row_of(bit);
-          if (row >= num_rows() || kv_pos_of(bit) >= tile.end) continue;
-          const bool is_seen = is_visible(context, query_of(row) + item_.cached_keys, kv_pos_of(bit),
-                                          RowInfo{query_of(row), head_of(row)});
+          if (row >= num_rows() || key_of(bit) >= tile.end) continue;
+          const bool is_seen =
+              is_visible(context, query_of(row) + item_.cached_keys, key_of(bit), RowInfo{query_of(row), head_of(row)});
           seen_ |= static_cast<unsigned>(is_seen) << bit;
         }
       }
@@ -334,7 +335,7 @@ class WarpRows {
     if (!key::mask || !tile.partial) {
 #pragma unroll
       for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
-        seen_ |= static_cast<unsigned>(kv_pos_of(bit) < tile.end) << bit;
+        seen_ |= static_cast<unsigned>(key_of(bit) < tile.end) << bit;
       }
     }
 #pragma unroll

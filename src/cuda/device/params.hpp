@@ -5,7 +5,7 @@ namespace qkv::cuda {
 
 constexpr int kMaxMaskOperands = 8;
 
-// A run of keys: begins at a multiple of the key's tile_kv; full = every row of the item sees all of it.
+// A run of shown keys: begins at a multiple of the key's tile_kv; full = every row of the item sees all of it.
 struct KeySegment {
   int begin;
   int end;
@@ -54,9 +54,10 @@ struct ForwardParams {
   const int* pages;             // pages of all requests, one after another
   const long long* page_start;  // [num_requests] into `pages`; dense: first key of the request in `key`
   int page_size;
+  int rank;  // whose keys the layer is shown, of key::num_ranks
 
   const int* query_start_loc;  // [num_requests + 1]
-  const int* seq_lens;         // [num_requests]
+  const int* seq_lens;         // [num_requests]: of whole requests, whichever keys are shown
   const WorkItem* items;
   const int* num_items;  // on the device, so that a captured launch serves every batch
   const KeySegment* segments;

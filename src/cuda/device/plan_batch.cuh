@@ -78,20 +78,21 @@ __device__ inline int cut_requests(const PlanBatchParams& params, SharedMemory& 
     if (request < params.num_requests) {
       seq = seq_of(params, request);
       const bool fits = seq.token_begin >= 0 && seq.q_len >= 0 && seq.q_len <= params.max_query_len &&
-                        seq.kv_len >= 0 && seq.kv_len <= params.max_seq_len;
+                        seq.kv_len >= 0 && seq.kv_len <= params.max_seq_len &&
+                        (key::key_run == index::kAllKeys || seq.q_len <= seq.kv_len);
       if (!fits) {
         shared.refused = 1;
         seq = SeqInfo(0, 0, 0, 0);
       }
-      own.keys = seq.kv_len;
-      own.blocks = num_blocks_of(cut_of(params, seq.q_len, seq.kv_len), seq.q_len);
+      own.keys = num_shown_keys(params, seq);
+      own.blocks = num_blocks_of(cut_of(params, seq.q_len, num_shown_keys(params, seq)), seq.q_len);
     }
     Sums place = scan(shared, own, total);
     place.add(before);
     if (request < params.num_requests) {
-      arrays.key_start[request] = place.keys;
+      arrays.key_start[request] = place.keys;  // not read: no mask here has operands of single keys
       arrays.page_start[request] = key::page_size > 0 ? request * params.block_table_stride : place.keys;
-      const index::RequestCut cut = cut_of(params, seq.q_len, seq.kv_len);
+      const index::RequestCut cut = cut_of(params, seq.q_len, num_shown_keys(params, seq));
       int end = index::first_item_tokens(seq.q_len, cut.tokens);
       for (int i = 0, begin = 0; i < own.blocks; ++i, begin = end, end += cut.tokens) {
         if (place.blocks + i >= arrays.max_blocks) break;

@@ -33,6 +33,10 @@ __device__ __forceinline__ SeqInfo seq_of(const PlanBatchParams& params, int req
   return {token_begin, params.forward.query_start_loc[request + 1] - token_begin, params.forward.seq_lens[request], 0};
 }
 
+__device__ __forceinline__ int num_shown_keys(const PlanBatchParams& params, const SeqInfo& seq) {
+  return shown_keys(params.forward).count(seq.q_len, seq.kv_len);
+}
+
 constexpr int kSizeClasses = 4;  // items that stand side by side: 8, 4, 2, 1
 constexpr int kClusterSize = index::few_rows::kMaxClusterSplits;
 
@@ -57,23 +61,24 @@ class BlockWalk {
   __device__ __forceinline__ BlockWalk(const PlanBatchParams& params, const PlanBlock& block)
       : seq_(seq_of(params, block.request)),
         context_(params.forward, seq_, block.request),
-        cut_(cut_of(params, seq_.q_len, seq_.kv_len)),
+        num_keys_(num_shown_keys(params, seq_)),
+        cut_(cut_of(params, seq_.q_len, num_keys_)),
         q_low_(seq_.q_pos(block.query_begin)),
         q_high_(seq_.q_pos(block.query_end - 1)) {}
 
   template <typename Visit>
   __device__ __forceinline__ void run(Visit&& visit) {
-    if (seq_.kv_len <= 0) return;
+    if (num_keys_ <= 0) return;
     // Ranges of tiles still to be looked at, the next one last: a half waits at each level.
     int2 waiting[kMaxDepth];
     int num_waiting = 1;
-    waiting[0] = make_int2(0, (seq_.kv_len - 1) / cut_.tile_kv + 1);
+    waiting[0] = make_int2(0, (num_keys_ - 1) / cut_.tile_kv + 1);
     KeySegment run{0, 0, 0};
     int split_end = -1;
     while (num_waiting > 0) {
       const int2 tiles = waiting[--num_waiting];
       const int begin = tiles.x * cut_.tile_kv;
-      const int end = tiles.y > (seq_.kv_len - 1) / cut_.tile_kv ? seq_.kv_len : tiles.y * cut_.tile_kv;
+      const int end = tiles.y > (num_keys_ - 1) / cut_.tile_kv ? num_keys_ : tiles.y * cut_.tile_kv;
       const TileClass tile_class = classify_range(context_, q_low_, q_high_, begin, end - 1);
       if (tile_class == TileClass::empty) continue;
       if (tile_class == TileClass::partial && tiles.y - tiles.x > 1) {
@@ -99,7 +104,7 @@ class BlockWalk {
   template <typename Visit>
   __device__ __forceinline__ void cut(KeySegment run, int& current_split_end, Visit& visit) const {
     while (run.begin < run.end) {
-      const int split_end = index::split_end(run.begin, cut_.split_keys, seq_.kv_len);
+      const int split_end = index::split_end(run.begin, cut_.split_keys, num_keys_);
       const int end = min(run.end, split_end);
       visit(KeySegment{run.begin, end, run.full}, split_end != current_split_end);
       current_split_end = split_end;
@@ -109,6 +114,7 @@ class BlockWalk {
 
   const SeqInfo seq_;
   const MaskContext context_;
+  const int num_keys_;
   const index::RequestCut cut_;
   const int q_low_, q_high_;
 };

@@ -1,14 +1,28 @@
 // Where a request's queries and keys begin, how long they are, and which row of a work item is which token and head.
+// Segments, pages and rows number the keys that the layer is shown; lengths and positions are those of whole requests.
 #pragma once
 
+#include "core/index/shown_keys.hpp"
 #include "params.hpp"
 
 namespace qkv::cuda {
 
+// The key's constants and the layer's rank: of constants alone where every key is shown, so that all of it folds away.
+__device__ __forceinline__ index::ShownKeys shown_keys(const ForwardParams& params) {
+  return {key::key_run, params.rank, key::num_ranks, key::interleave_size};
+}
+
+// How far behind shown key `first` the key behind it by `offset` sits; `offset` is a constant of an unrolled loop.
+__device__ __forceinline__ int position_offset(const index::ShownKeys& keys, int first, int offset) {
+  if constexpr (key::num_ranks == 1) return offset;
+  if constexpr (key::interleave_size == 1) return offset * key::num_ranks;
+  return keys.position(first + offset, 0, 0) - keys.position(first, 0, 0);
+}
+
 struct SeqInfo {
   int token_begin;      // the request's first new token among all new tokens
   int q_len;            // new tokens
-  int kv_len;           // keys, cached and new
+  int kv_len;           // keys of the request, cached and new, shown or not
   long long key_begin;  // paged: first entry in ForwardParams::pages; dense: first key
 
   __device__ __forceinline__ SeqInfo(const ForwardParams& params, int request)
@@ -21,6 +35,9 @@ struct SeqInfo {
       : token_begin(of_token_begin), q_len(of_q_len), kv_len(of_kv_len), key_begin(of_key_begin) {}
 
   __device__ __forceinline__ int q_pos(int query) const { return query + kv_len - q_len; }
+  __device__ __forceinline__ int kv_pos(const index::ShownKeys& keys, int shown) const {
+    return keys.position(shown, q_len, kv_len);
+  }
 };
 
 // A packed row: row = token·group_size + head of the group.
