@@ -271,14 +271,13 @@ __device__ __forceinline__ void widen_stage(const Memory& memory, int stage) {
 // Softcap and ALiBi; afterwards scores are in log2 units.
 __device__ __forceinline__ void apply_terms(const ForwardParams& params, const SeqInfo& seq, float query_factor,
                                             const RowFacts& row, int i, int first_key, Scores& scores) {
-  const index::ShownKeys keys = shown_keys(params);
   const int first = thread_key(first_key);
-  const float distance = static_cast<float>(row.q_pos - seq.kv_pos(keys, first));
+  const float distance = static_cast<float>(row.q_pos - kv_pos_of(params.rank, seq, first));
   for_each_score(scores, i, [&](float& score, int k) {
     score *= query_factor;
     if constexpr (key::softcap) score = tanh_by_exp2(score) * params.softcap_log2;
     if constexpr (key::alibi)
-      score -= row.slope * fabsf(distance - static_cast<float>(position_offset(keys, first, k)));
+      score -= row.slope * fabsf(distance - static_cast<float>(position_offset(params.rank, first, k)));
   });
 }
 

@@ -303,7 +303,7 @@ class WarpRows {
           if constexpr (key::alibi) {
             const int q_pos = query_of(8 * n + 2 * (lane_ % 4) + i % 2) + item_.cached_keys;
             const int shown = tile.begin + box * shape::kBoxKeys + lane_ / 4 + i / 2 * 8;
-            const int kv_pos = shown_keys(params_).position(shown, 0, item_.cached_keys);
+            const int kv_pos = kv_pos_of(params_.rank, SeqInfo(0, 0, item_.cached_keys, 0), shown);
             score = __fmaf_rn(-slope_[n][i % 2], static_cast<float>(abs(q_pos - kv_pos)), score);
           }
           scores_[box][n][i] = score;

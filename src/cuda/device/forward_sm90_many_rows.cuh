@@ -263,16 +263,14 @@ class Consumer {
       for (int r = 0; r < 2; ++r) {
         const RowInfo info = row_info(of.item, of.num_rows, r);
         slope[r] = kLog2e * params_.alibi_slopes[of.item.request * params_.alibi_request_stride + info.q_head];
-        const SeqInfo seq(of.token_begin, of.q_len, of.kv_len, 0);
-        distance[r] = seq.q_pos(info.query) - seq.kv_pos(shown_keys(params_), step.kv_begin);
+        distance[r] = info.query + of.kv_len - of.q_len - kv_pos_of(params_.rank, of, step.kv_begin);
       }
     }
     for_each_score([&](float& score, int r, int offset) {
       score *= params_.query_factor;
       if constexpr (key::softcap) score = tanh_by_exp2(score) * params_.softcap_log2;
       if constexpr (key::alibi)
-        score -= slope[r] *
-                 static_cast<float>(abs(distance[r] - position_offset(shown_keys(params_), step.kv_begin, offset)));
+        score -= slope[r] * static_cast<float>(abs(distance[r] - position_offset(params_.rank, step.kv_begin, offset)));
     });
   }
 

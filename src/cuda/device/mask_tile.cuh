@@ -19,11 +19,11 @@ struct MaskContext {
   int request;
   int q_len;
   int kv_len;
-  index::ShownKeys keys;
+  int rank;
   const int* operand[key::num_mask_operands > 0 ? key::num_mask_operands : 1];  // at the request's own values
 
   __device__ __forceinline__ MaskContext(const ForwardParams& params, const SeqInfo& seq, int of_request)
-      : request(of_request), q_len(seq.q_len), kv_len(seq.kv_len), keys(shown_keys(params)), operand{} {
+      : request(of_request), q_len(seq.q_len), kv_len(seq.kv_len), rank(params.rank), operand{} {
 #pragma unroll
     for (int i = 0; i < key::num_mask_operands; ++i) {
       const int scope = key::mask_scope[i];
@@ -35,17 +35,12 @@ struct MaskContext {
   }
 };
 
-// Where a shown key sits in its request.
-template <typename Context>
-__device__ __forceinline__ int kv_pos_of(const Context& context, int shown) {
-  return context.keys.position(shown, context.q_len, context.kv_len);
-}
-
 // Of a shown key. A template, so that texts without a mask need no visible().
 template <typename Context>
 __device__ __forceinline__ bool is_visible(const Context& context, int q_pos, int shown, const RowInfo& row) {
   if constexpr (key::mask) {
-    return visible(context, q_pos, kv_pos_of(context, shown), key::mask_by_head ? row.q_head : 0, row.query);
+    return visible(context, q_pos, kv_pos_of(context.rank, context, shown), key::mask_by_head ? row.q_head : 0,
+                   row.query);
   }
   return true;
 }
@@ -55,7 +50,8 @@ template <typename Context>
 __device__ __forceinline__ TileClass classify_range(const Context& context, int q_low, int q_high, int shown_low,
                                                     int shown_high) {
   if constexpr (key::mask) {
-    return classify(context, q_low, q_high, kv_pos_of(context, shown_low), kv_pos_of(context, shown_high));
+    return classify(context, q_low, q_high, kv_pos_of(context.rank, context, shown_low),
+                    kv_pos_of(context.rank, context, shown_high));
   }
   return TileClass::full;
 }

@@ -34,7 +34,8 @@ __device__ __forceinline__ SeqInfo seq_of(const PlanBatchParams& params, int req
 }
 
 __device__ __forceinline__ int num_shown_keys(const PlanBatchParams& params, const SeqInfo& seq) {
-  return shown_keys(params.forward).count(seq.q_len, seq.kv_len);
+  const index::ShownKeys keys{key::key_run, params.forward.rank, key::num_ranks, key::interleave_size};
+  return keys.count(seq.q_len, seq.kv_len);
 }
 
 constexpr int kSizeClasses = 4;  // items that stand side by side: 8, 4, 2, 1

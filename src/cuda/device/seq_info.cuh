@@ -7,16 +7,29 @@
 
 namespace qkv::cuda {
 
-// The key's constants and the layer's rank: of constants alone where every key is shown, so that all of it folds away.
-__device__ __forceinline__ index::ShownKeys shown_keys(const ForwardParams& params) {
-  return {key::key_run, params.rank, key::num_ranks, key::interleave_size};
+// Where a shown key sits in its request; `request` has q_len and kv_len. Written out, and not ShownKeys::position, so
+// that nothing at all is computed or loaded where every key is shown.
+template <typename Request>
+__device__ __forceinline__ int kv_pos_of(int rank, const Request& request, int shown) {
+  if constexpr (key::key_run == index::kNewTokenKeys) {
+    return request.kv_len - request.q_len + shown;
+  } else if constexpr (key::num_ranks == 1) {
+    return shown;
+  } else {
+    return index::position_of_local(shown, rank, key::num_ranks, key::interleave_size);
+  }
 }
 
 // How far behind shown key `first` the key behind it by `offset` sits; `offset` is a constant of an unrolled loop.
-__device__ __forceinline__ int position_offset(const index::ShownKeys& keys, int first, int offset) {
-  if constexpr (key::num_ranks == 1) return offset;
-  if constexpr (key::interleave_size == 1) return offset * key::num_ranks;
-  return keys.position(first + offset, 0, 0) - keys.position(first, 0, 0);
+__device__ __forceinline__ int position_offset(int rank, int first, int offset) {
+  if constexpr (key::num_ranks == 1) {
+    return offset;
+  } else if constexpr (key::interleave_size == 1) {
+    return offset * key::num_ranks;
+  } else {
+    return index::position_of_local(first + offset, rank, key::num_ranks, key::interleave_size) -
+           index::position_of_local(first, rank, key::num_ranks, key::interleave_size);
+  }
 }
 
 struct SeqInfo {
@@ -35,9 +48,6 @@ struct SeqInfo {
       : token_begin(of_token_begin), q_len(of_q_len), kv_len(of_kv_len), key_begin(of_key_begin) {}
 
   __device__ __forceinline__ int q_pos(int query) const { return query + kv_len - q_len; }
-  __device__ __forceinline__ int kv_pos(const index::ShownKeys& keys, int shown) const {
-    return keys.position(shown, q_len, kv_len);
-  }
 };
 
 // A packed row: row = token·group_size + head of the group.

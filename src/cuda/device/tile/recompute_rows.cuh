@@ -125,7 +125,7 @@ __device__ __forceinline__ void recompute_row(const ForwardParams& params, const
       long long value = 0;
       if (seen) {
         score = dot_row(query, keys + key_value_offset(params, params.key, seq, item.kv_head, position));
-        score = apply_score_terms(params, score, slope, q_pos - kv_pos_of(context, position));
+        score = apply_score_terms(params, score, slope, q_pos - kv_pos_of(params.rank, seq, position));
         value = key_value_offset(params, params.value, seq, item.kv_head, position);
       }
       state.add(lane, score, seen, static_cast<const unsigned short*>(params.value.data), value);
