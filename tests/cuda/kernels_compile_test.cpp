@@ -84,6 +84,13 @@ std::vector<LayerSpec> matrix() {
   return layers;
 }
 
+// ALiBi over keys at uneven distances: each score's distance is computed from its key's number, and the row's position
+// and slope wait in memory meanwhile.
+int spills_of_distances(const LayerSpec& layer) {
+  const bool alibi = layer.alibi_per_request || !layer.alibi_slopes.empty();
+  return alibi && layer.shard.num_ranks > 1 && layer.shard.interleave_size > 1 ? 160 : 0;
+}
+
 class kernels_compile : public NeedsNvrtc, public ::testing::WithParamInterface<size_t> {};
 class small_kernels_compile : public NeedsNvrtc {};
 
@@ -105,7 +112,11 @@ TEST_P(kernels_compile, forward_sm80) {
         // CTAs that take turns at items keep two words more than there is room for, beside the largest tile, an f32
         // output and a mask of several operands.
         const bool all_at_once = layer.out_dtype() == DType::f32 && layer.head_dim == 128;
-        EXPECT_LE(compiled.usage.spill_store_bytes, token_scales ? 48 : all_at_once ? 8 : 0) << source.name;
+        EXPECT_LE(compiled.usage.spill_store_bytes, (token_scales  ? 48
+                                                     : all_at_once ? 8
+                                                                   : 0) +
+                                                        spills_of_distances(layer))
+            << source.name;
       }
       EXPECT_TRUE(compiled.usage.serialized_wgmma.empty()) << source.name;
     }
@@ -126,7 +137,7 @@ TEST_P(kernels_compile, forward_sm90_many_rows) {
   EXPECT_EQ(compiled.entry, "forward_sm90_many_rows");
   // Softcap and ALiBi together keep more in hand than there are registers: two words of a row's bookkeeping.
   const bool all_terms = layer.softcap > 0 && !layer.alibi_slopes.empty();
-  EXPECT_LE(compiled.usage.spill_store_bytes, all_terms ? 8 : 0) << compiled.log;
+  EXPECT_LE(compiled.usage.spill_store_bytes, (all_terms ? 8 : 0) + spills_of_distances(layer)) << compiled.log;
   EXPECT_TRUE(compiled.usage.serialized_wgmma.empty()) << compiled.log;
 }
 
@@ -154,7 +165,7 @@ TEST_P(kernels_compile, forward_sm90_few_rows) {
                                                {"takes_turns", takes_turns ? 1 : 0}}}));
       EXPECT_EQ(compiled.entry, "forward_sm90_few_rows");
       // What is kept from turn to turn: some words, where the rows alone fill the registers.
-      EXPECT_LE(compiled.usage.spill_store_bytes, takes_turns ? 128 : 0) << compiled.log;
+      EXPECT_LE(compiled.usage.spill_store_bytes, (takes_turns ? 128 : 0) + spills_of_distances(layer)) << compiled.log;
     }
   }
 }

@@ -111,7 +111,7 @@ TEST(capacity, of_a_rank_is_its_share) {
   const PlanCapacity whole = capacity_of(c.layer, limits(), bounds_of(c.layer));
   c.layer.shard = {3, 8, 16};
   const PlanCapacity share = capacity_of(c.layer, limits(), bounds_of(c.layer));
-  EXPECT_LE(share.state_rows, whole.state_rows / 7);
+  EXPECT_LE(share.state_rows, whole.state_rows / 6);
   EXPECT_EQ(share.pages, whole.pages / 8);
   EXPECT_EQ(share.keys, whole.keys);  // operands are of whole requests
 }
