@@ -60,6 +60,8 @@ RequestLengths draw_prefill(Draw& draw) {
 MlaCase draw_mla_case(uint64_t seed, int64_t index, DeviceKind device) {
   MlaCase c;
   c.attention = draw_case(seed, index, device);
+  c.attention.layer.key_run = KeyRun::all;
+  c.attention.layer.shard = {};
   Draw draw_of_layer(seed ^ 0x313AULL, layer_number(index, device));
   fit_layer(draw_of_layer, device, c.attention.layer);
   const LayerSpec& layer = c.attention.layer;

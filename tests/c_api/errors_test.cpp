@@ -335,7 +335,7 @@ TEST(c_api_errors, varlen_arguments_without_a_stream_run_on_the_default_stream) 
 
 TEST(c_api_errors, structs_that_grow_end_without_padding) {
   // Padding there would be uninitialised in old programs and a field in new libraries.
-  EXPECT_EQ(sizeof(qkv_layer_spec), offsetof(qkv_layer_spec, num_sinks) + sizeof(int64_t));
+  EXPECT_EQ(sizeof(qkv_layer_spec), offsetof(qkv_layer_spec, shard) + 3 * sizeof(int32_t));
   EXPECT_EQ(sizeof(qkv_batch), offsetof(qkv_batch, num_prefix_groups) + sizeof(int64_t));
   EXPECT_EQ(sizeof(qkv_varlen_arguments), offsetof(qkv_varlen_arguments, out_scale) + sizeof(qkv_tensor));
   EXPECT_EQ(sizeof(qkv_tensor), offsetof(qkv_tensor, stride) + 5 * sizeof(int64_t));
