@@ -6,6 +6,7 @@
 // tells what it would say of a range of each (both ends belong to it): empty and full are certain.
 #pragma once
 
+#include "key_positions.cuh"
 #include "params.hpp"
 #include "seq_info.cuh"
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
+#include "core/index/shown_keys.hpp"
 #include "mask_tile.cuh"
 #include "plan_params.hpp"
 

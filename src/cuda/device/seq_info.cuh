@@ -2,35 +2,9 @@
 // Segments, pages and rows number the keys that the layer is shown; lengths and positions are those of whole requests.
 #pragma once
 
-#include "core/index/shown_keys.hpp"
 #include "params.hpp"
 
 namespace qkv::cuda {
-
-// Where a shown key sits in its request; `request` has q_len and kv_len. Written out, and not ShownKeys::position, so
-// that nothing at all is computed or loaded where every key is shown.
-template <typename Request>
-__device__ __forceinline__ int kv_pos_of(int rank, const Request& request, int shown) {
-  if constexpr (key::key_run == index::kNewTokenKeys) {
-    return request.kv_len - request.q_len + shown;
-  } else if constexpr (key::num_ranks == 1) {
-    return shown;
-  } else {
-    return index::position_of_local(shown, rank, key::num_ranks, key::interleave_size);
-  }
-}
-
-// How far behind shown key `first` the key behind it by `offset` sits; `offset` is a constant of an unrolled loop.
-__device__ __forceinline__ int position_offset(int rank, int first, int offset) {
-  if constexpr (key::num_ranks == 1) {
-    return offset;
-  } else if constexpr (key::interleave_size == 1) {
-    return offset * key::num_ranks;
-  } else {
-    return index::position_of_local(first + offset, rank, key::num_ranks, key::interleave_size) -
-           index::position_of_local(first, rank, key::num_ranks, key::interleave_size);
-  }
-}
 
 struct SeqInfo {
   int token_begin;      // the request's first new token among all new tokens
