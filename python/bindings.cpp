@@ -63,6 +63,6 @@ NB_MODULE(_qkv, module) {
   qkv::python::bind_warmup(module);
   qkv::python::bind_attention(module);
   qkv::python::bind_ops(module);
-  qkv::python::bind_mla(module);
   qkv::python::bind_collectives(module);
+  qkv::python::bind_mla(module);
 }

@@ -1,6 +1,7 @@
 // MLA prefill: chunks of latent context, the steps and the whole.
 #include <fmt/format.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 
 #include "bindings.hpp"
 
@@ -46,8 +47,9 @@ struct DeviceMla {
 };
 
 ContextChunkOptions make_options(int32_t workspace_tokens, int32_t page_size, int32_t num_ranks,
-                                 int32_t interleave_size, bool batch_invariant) {
+                                 int32_t interleave_size, bool batch_invariant, int32_t rank = 0) {
   ContextChunkOptions options;
+  options.rank = rank;
   options.workspace_tokens = workspace_tokens;
   options.page_size = page_size;
   options.num_ranks = num_ranks;
@@ -57,10 +59,10 @@ ContextChunkOptions make_options(int32_t workspace_tokens, int32_t page_size, in
 }
 
 MlaPlan plan(const DeviceMla& layer, const HeldBatch& batch, int32_t workspace_tokens, int32_t num_ranks,
-             int32_t interleave_size, bool batch_invariant, const StreamArgument& stream) {
+             int32_t interleave_size, int32_t rank, bool batch_invariant, const StreamArgument& stream) {
   const Stream on = read_stream(stream, layer.device);
-  const ContextChunkOptions options =
-      make_options(workspace_tokens, layer.prefill.spec().cache.page_size, num_ranks, interleave_size, batch_invariant);
+  const ContextChunkOptions options = make_options(workspace_tokens, layer.prefill.spec().cache.page_size, num_ranks,
+                                                   interleave_size, batch_invariant, rank);
   nb::gil_scoped_release released;
   return layer.prefill.plan(batch.batch, options, on);
 }
@@ -119,8 +121,10 @@ void merge_context(const DeviceMla& layer, const StateArgument& context, const S
 nb::any forward(const DeviceMla& layer, const ArrayArgument& query, const ArrayArgument& new_latents,
                 const ArrayArgument& latent_cache, const MlaPlan& plan, const HeldProjection& projection,
                 const ArrayArgument& workspace, const ArrayArgument& out, const ArrayArgument& lse,
-                const StreamArgument& stream) {
+                const std::shared_ptr<Collectives>& collectives, const StreamArgument& stream,
+                const StreamArgument& gather_stream) {
   const Stream on = read_stream(stream, layer.device);
+  const Stream gather_on = gather_stream.is_none() ? on : read_stream(gather_stream, layer.device);
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldTensor latents = read_tensor(new_latents, "new_latents");
   const HeldTensor cache = read_tensor(latent_cache, "latent_cache");
@@ -130,8 +134,13 @@ nb::any forward(const DeviceMla& layer, const ArrayArgument& query, const ArrayA
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   {
     nb::gil_scoped_release released;
-    layer.prefill.forward(query_tensor.view, latents.view, cache.view, plan, projection.projection, memory.view,
-                          out_tensor.view, lse_tensor.view, on);
+    if (collectives) {
+      layer.prefill.forward(query_tensor.view, latents.view, cache.view, plan, projection.projection, memory.view,
+                            *collectives, out_tensor.view, lse_tensor.view, on, gather_on);
+    } else {
+      layer.prefill.forward(query_tensor.view, latents.view, cache.view, plan, projection.projection, memory.view,
+                            out_tensor.view, lse_tensor.view, on, gather_on);
+    }
   }
   return result;
 }
@@ -284,16 +293,17 @@ void bind_mla(nb::module_& module) {
           "clone", [](const DeviceMla& layer) { return layer; }, "For another micro-batch; shares the kernels.")
       .def(
           "workspace_bytes",
-          [](const DeviceMla& layer, int64_t max_new_tokens, int64_t workspace_tokens) {
-            return layer.prefill.workspace_bytes(max_new_tokens, workspace_tokens);
+          [](const DeviceMla& layer, int64_t max_new_tokens, int64_t workspace_tokens, int32_t num_ranks) {
+            return layer.prefill.workspace_bytes(max_new_tokens, workspace_tokens, num_ranks);
           },
-          nb::arg("max_new_tokens"), nb::arg("workspace_tokens"), "Of forward, for all plans up to these maxima.")
-      .def(
-          "plan", &plan, nb::arg("batch"), nb::arg("workspace_tokens"), nb::kw_only(), nb::arg("num_ranks") = 1,
-          nb::arg("interleave_size") = 1, nb::arg("batch_invariant") = false, nb::arg("stream") = nb::none(),
-          "batch: as of any layer, without slot_mapping; seq_lens counts context and new tokens; block_table is needed "
-          "by forward only. Arrays are host arrays.\n"
-          "workspace_tokens: context tokens of a chunk at most.")
+          nb::arg("max_new_tokens"), nb::arg("workspace_tokens"), nb::kw_only(), nb::arg("num_ranks") = 1,
+          "Of forward, for all plans up to these maxima.")
+      .def("plan", &plan, nb::arg("batch"), nb::arg("workspace_tokens"), nb::kw_only(), nb::arg("num_ranks") = 1,
+           nb::arg("interleave_size") = 1, nb::arg("rank") = 0, nb::arg("batch_invariant") = false,
+           nb::arg("stream") = nb::none(),
+           "batch: as of any layer, without slot_mapping; seq_lens counts context and new tokens; block_table, of this "
+           "rank's pages, is needed by forward only. Arrays are host arrays.\n"
+           "workspace_tokens: context tokens of a chunk at most.")
       .def("run_new_tokens", &run_new_tokens, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("plan"),
            nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
            "Attention of the new tokens to each other, sinks included. Returns out.")
@@ -308,11 +318,14 @@ void bind_mla(nb::module_& module) {
            "not touched.")
       .def("forward", &forward, nb::arg("query"), nb::arg("new_latents"), nb::arg("latent_cache"), nb::arg("plan"),
            nb::arg("projection"), nb::arg("workspace"), nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
-           nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::kw_only(), nb::arg("collectives") = nb::none(), nb::arg("stream") = nb::none(),
+           nb::arg("gather_stream") = nb::none(),
            "Gathers, projects and attends to each chunk, then to the new tokens, and joins the states. Returns out.\n\n"
            "query: [>= num_tokens, num_heads, head_dim]. new_latents: [>= num_tokens, latent_dim].\n"
            "latent_cache: [num_pages, page_size, latent_dim].\n"
-           "workspace: contiguous memory of any dtype, at least plan.workspace_bytes bytes.");
+           "workspace: contiguous memory of any dtype, at least plan.workspace_bytes bytes.\n"
+           "collectives: with a plan for several ranks, which share the cache; all of them make the call.\n"
+           "gather_stream: where chunks are gathered, each while the one before it computes; None: on stream.");
 }
 
 }  // namespace qkv::python

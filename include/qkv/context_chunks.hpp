@@ -12,9 +12,11 @@ namespace qkv {
 struct ContextChunkOptions {
   int32_t workspace_tokens = 0;  // context tokens of a chunk at most; a multiple of chunk_alignment
   int32_t page_size = 16;
-  // Context parallel ranks that share the cache: runs of interleave_size tokens go round the ranks.
+  // Context parallel ranks that share the cache: runs of interleave_size tokens go round the ranks. `rank` is the one
+  // whose block table the batch has; chunks do not depend on it.
   int32_t num_ranks = 1;
   int32_t interleave_size = 1;
+  int32_t rank = 0;
   // Where a request is cut depends on its own length only, so that its bits do not depend on its batch: a context that
   // fits the workspace is never cut, a longer one at multiples of it. Costs chunks that are less full.
   bool batch_invariant = false;

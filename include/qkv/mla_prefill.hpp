@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "qkv/batch.hpp"
+#include "qkv/collectives.hpp"
 #include "qkv/context_chunks.hpp"
 #include "qkv/device.hpp"
 #include "qkv/export.hpp"
@@ -94,12 +95,13 @@ class QKV_EXPORT MlaPrefill {
 
   const MlaSpec& spec() const;
 
-  // seq_lens counts context and new tokens. The block table may be left out if forward is not called. No slot_mapping.
+  // seq_lens counts context and new tokens. The block table may be left out if forward is not called; with
+  // options.num_ranks it names the pages of options.rank, everything else is the same on every rank. No slot_mapping.
   // options.page_size must be the spec's. Arrays are host arrays, as in Attention::plan.
   MlaPlan plan(const Batch& batch, const ContextChunkOptions& options, Stream stream = {}) const;
 
   // Workspace of forward for all plans of at most so many new tokens and chunks of at most so many context tokens.
-  int64_t workspace_bytes(int64_t max_new_tokens, int64_t workspace_tokens) const;
+  int64_t workspace_bytes(int64_t max_new_tokens, int64_t workspace_tokens, int32_t num_ranks = 1) const;
 
   // Attention of the new tokens to each other: the state over these keys, sinks included.
   //   query, key [>= num_tokens, num_heads, head_dim], value likewise with v_head_dim, of any token and head strides
@@ -122,11 +124,23 @@ class QKV_EXPORT MlaPrefill {
   //   latent_cache [num_pages, page_size, latent_dim]
   //   workspace: contiguous memory of any dtype, at least plan.workspace_bytes()
   //   out, lse as in run_new_tokens
+  //   gather_stream: where chunks are gathered, each while the one before it computes; not given: on `stream`
   void forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache, const MlaPlan& plan,
                const Projection& projection, const Tensor& workspace, const Tensor& out, const Tensor& lse = {},
-               Stream stream = {}) const;
+               Stream stream = {}, std::optional<Stream> gather_stream = {}) const;
+
+  // The same over ranks that share the latent cache (the plan's num_ranks): each gathers the latents that it keeps, and
+  // all get all, chunk by chunk. Collective.
+  void forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache, const MlaPlan& plan,
+               const Projection& projection, const Tensor& workspace, Collectives& collectives, const Tensor& out,
+               const Tensor& lse = {}, Stream stream = {}, std::optional<Stream> gather_stream = {}) const;
 
  private:
+  void forward_over(Collectives* collectives, const Tensor& query, const Tensor& new_latents,
+                    const Tensor& latent_cache, const MlaPlan& plan, const Projection& projection,
+                    const Tensor& workspace, const Tensor& out, const Tensor& lse, Stream stream,
+                    Stream gather_stream) const;
+
   struct Impl;
   std::shared_ptr<const Impl> impl_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/index/interleave.hpp"
 #include "mask/shift.hpp"
 
 namespace qkv::mla {
@@ -27,7 +28,8 @@ Tensor view_of(const std::vector<int32_t>& values) { return Tensor::of(values, {
 
 }  // namespace
 
-WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_t chunk_tokens, int64_t saved_tokens) {
+WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_t chunk_tokens, int64_t saved_tokens,
+                                 int64_t own_rows, int32_t num_ranks) {
   constexpr int64_t kF32 = sizeof(float);
   const int64_t element = size_bytes(spec.dtype);
   const int64_t heads = spec.num_heads;
@@ -39,7 +41,11 @@ WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_
   layout.rows = rows;
   layout.context_rows = context_rows;
   layout.saved_rows = saved_tokens;
-  layout.latents = pieces.add(chunk_tokens * spec.kv_lora_rank * element);
+  for (int32_t turn = 0; turn < kGatherTurns; ++turn) {
+    layout.latents[turn] = pieces.add(chunk_tokens * spec.kv_lora_rank * element);
+    layout.own_latents[turn] = pieces.add(own_rows * spec.latent_dim() * element);
+    layout.all_latents[turn] = pieces.add(num_ranks * own_rows * spec.latent_dim() * element);
+  }
   layout.key = pieces.add(rows * heads * spec.head_dim() * element);
   layout.value = pieces.add(rows * heads * spec.v_head_dim * element);
   layout.context_out = pieces.add(context_rows * heads * spec.v_head_dim * kF32);
@@ -54,13 +60,47 @@ WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_
 WorkspaceLayout layout_workspace(const PlanData& plan) {
   int32_t chunk_tokens = 0;
   int32_t saved_tokens = 0;
+  int32_t own_rows = 0;
   for (const ContextChunk& chunk : plan.context.chunks) {
     chunk_tokens = std::max(chunk_tokens, chunk.num_context_tokens);
+    own_rows = std::max(own_rows, chunk.num_padded_local_rows());
     if (chunk.is_continuation) {
       saved_tokens = std::max(saved_tokens, chunk.continuation_token_end - chunk.tokens.begin);
     }
   }
-  return layout_workspace(plan.spec, plan.num_tokens, chunk_tokens, saved_tokens);
+  return layout_workspace(plan.spec, plan.num_tokens, chunk_tokens, saved_tokens, own_rows, plan.num_ranks);
+}
+
+plan::GatherPlan gather_of_rank(const ContextChunk& chunk, const Tensor& block_table,
+                                const ContextChunkOptions& options) {
+  std::vector<int32_t> lengths;
+  lengths.reserve(chunk.num_requests());
+  for (int32_t r = 0; r < chunk.num_requests(); ++r) {
+    lengths.push_back(chunk.local_seq_lens[r * options.num_ranks + options.rank]);
+  }
+  return plan::build_gather(block_table, chunk.request_begin, chunk.local_starts, lengths, options.page_size);
+}
+
+plan::GatherPlan gather_of_all_ranks(const ContextChunk& chunk, const ContextChunkOptions& options) {
+  std::vector<int32_t> first_row;  // of each rank's tokens of the request at hand
+  first_row.reserve(options.num_ranks);
+  for (int32_t rank = 0; rank < options.num_ranks; ++rank) first_row.push_back(rank * chunk.num_padded_local_rows());
+  plan::GatherPlan gather;  // a row is a page of one token
+  for (int32_t r = 0; r < chunk.num_requests(); ++r) {
+    for (int32_t t = chunk.starts[r]; t < chunk.starts[r] + chunk.seq_lens[r]; ++t) {
+      const int32_t rank = index::rank_of_token(t, options.num_ranks, options.interleave_size);
+      const int32_t local = index::local_position(t, options.num_ranks, options.interleave_size);
+      gather.pages.push_back(first_row[rank] + local - chunk.local_starts[r]);
+    }
+    for (int32_t rank = 0; rank < options.num_ranks; ++rank) {
+      first_row[rank] += chunk.local_seq_lens[r * options.num_ranks + rank];
+    }
+  }
+  gather.max_page = options.num_ranks * chunk.num_padded_local_rows() - 1;
+  gather.page_start = {0};
+  gather.first_offset = {0};
+  gather.row_start = {0, chunk.num_context_tokens};
+  return gather;
 }
 
 RunBatch::RunBatch(const plan::PlanData& whole, const LayerSpec& layer, Run run) : run_(std::move(run)) {

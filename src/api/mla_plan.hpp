@@ -14,19 +14,27 @@ struct PlanData {
   int64_t num_tokens = 0;
   ContextChunks context;
   Plan new_tokens;
-  std::vector<Plan> chunk_plans;                // [chunks]
-  std::vector<plan::GatherPlan> chunk_gathers;  // [chunks], none without a block table
-  plan::GatherPlan all_new_tokens;              // the new tokens' own rows, as one page
+  std::vector<Plan> chunk_plans;  // [chunks]
+  // [chunks], none without a block table: from the cache or, with ranks, from what all of them have gathered.
+  std::vector<plan::GatherPlan> chunk_gathers;
+  std::vector<plan::GatherPlan> own_gathers;  // [chunks], with ranks: the latents that this one keeps
+  plan::GatherPlan all_new_tokens;            // the new tokens' own rows, as one page
   int32_t num_ranks = 1;
+  int32_t rank = 0;
   int64_t workspace_bytes = 0;
 };
 
+// Chunks are gathered into two places by turns: the next one while this one computes.
+inline constexpr int32_t kGatherTurns = 2;
+
 // Where forward keeps what it computes, in bytes from the workspace's start.
 struct WorkspaceLayout {
-  int64_t latents, key, value;       // of the widest chunk, or of the new tokens
+  int64_t latents[kGatherTurns];
+  int64_t key, value;                // of the widest chunk, or of the new tokens
   int64_t context_out, context_lse;  // f32 state over the context, of all new tokens
   int64_t saved_out, saved_lse;      // f32 state of the rows that a chunk continues
   int64_t new_tokens_lse;
+  int64_t own_latents[kGatherTurns], all_latents[kGatherTurns];  // with ranks: rows of the cache
   int64_t bytes;
 
   int64_t chunk_rows;  // of `latents`
@@ -35,9 +43,17 @@ struct WorkspaceLayout {
   int64_t saved_rows;
 };
 
-// No chunks: chunk_tokens 0. saved_tokens: new tokens of the longest request that is continued.
-WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_t chunk_tokens, int64_t saved_tokens);
+// No chunks: chunk_tokens 0. saved_tokens: new tokens of the longest request that is continued. own_rows: of a chunk's
+// tokens that any of num_ranks keeps, at most; 0 with one rank.
+WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_t chunk_tokens, int64_t saved_tokens,
+                                 int64_t own_rows, int32_t num_ranks);
 WorkspaceLayout layout_workspace(const PlanData& plan);
+
+// Gathers of a chunk over ranks: the tokens that a rank keeps, request after request; and, from the rows of all ranks,
+// num_padded_local_rows() of each, the chunk's tokens in order.
+plan::GatherPlan gather_of_rank(const ContextChunk& chunk, const Tensor& block_table,
+                                const ContextChunkOptions& options);
+plan::GatherPlan gather_of_all_ranks(const ContextChunk& chunk, const ContextChunkOptions& options);
 
 // The chunk's batch as the context layer sees it, and the batch of the new tokens.
 class RunBatch {

@@ -1,6 +1,7 @@
 #include "qkv/mla_prefill.hpp"
 
 #include <algorithm>
+#include <array>
 
 #include "api/engines.hpp"
 #include "api/mla_layers.hpp"
@@ -38,17 +39,6 @@ mla::RunBatch::Run run_of_new_tokens(const plan::PlanData& whole, std::vector<in
   return {0, whole.num_requests, whole.query_start_loc, std::move(starts), std::move(lengths)};
 }
 
-plan::GatherPlan gather_of_new_tokens(int32_t num_tokens) {
-  plan::GatherPlan gather;
-  gather.page_size = std::max(num_tokens, 1);
-  gather.max_page = 0;
-  gather.pages = {0};
-  gather.page_start = {0};
-  gather.first_offset = {0};
-  gather.row_start = {0, num_tokens};
-  return gather;
-}
-
 // Rows [num_rows, latent_dim] as [1, num_rows, 1, latent_dim]: one page.
 Tensor as_one_page(const Tensor& rows) {
   return Tensor::strided(rows.data, rows.dtype, {1, rows.shape[0], 1, rows.shape[1]},
@@ -76,13 +66,19 @@ struct MlaPrefill::Impl {
   Attention context;
   uint64_t new_tokens_mask, context_mask;  // hashes
 
+  // Where a chunk is gathered. [0]: as many rows as the chunk needs begin here.
+  struct GatherBuffers {
+    Tensor latents;                   // the chunk's tokens in order, without the rotary part
+    Tensor own_latents, all_latents;  // with ranks: rows of the cache, of this one and of all
+  };
+
   // The workspace of one forward call as tensors.
   struct Buffers {
-    Tensor latents;  // [chunk rows, 1, kv_lora_rank]: the cache's one head
-    Tensor key;      // [rows, num_heads, head_dim]
-    Tensor value;    // [rows, num_heads, v_head_dim]
-    State context;   // of all new tokens
-    State saved;     // of the rows that a chunk continues
+    std::array<GatherBuffers, mla::kGatherTurns> gathers;
+    Tensor key;     // [rows, num_heads, head_dim]
+    Tensor value;   // [rows, num_heads, v_head_dim]
+    State context;  // of all new tokens
+    State saved;    // of the rows that a chunk continues
     Tensor new_tokens_lse;
   };
 
@@ -96,12 +92,17 @@ struct MlaPrefill::Impl {
       return State{tensor(out_at, DType::f32, {rows, heads, spec.v_head_dim}),
                    tensor(lse_at, DType::f32, {heads, rows})};
     };
-    return {tensor(at.latents, spec.dtype, {at.chunk_rows, 1, spec.kv_lora_rank}),
-            tensor(at.key, spec.dtype, {at.rows, heads, spec.head_dim()}),
-            tensor(at.value, spec.dtype, {at.rows, heads, spec.v_head_dim}),
-            state(at.context_out, at.context_lse, at.context_rows),
-            state(at.saved_out, at.saved_lse, at.saved_rows),
-            tensor(at.new_tokens_lse, DType::f32, {heads, at.context_rows})};
+    Buffers buffers{{},
+                    tensor(at.key, spec.dtype, {at.rows, heads, spec.head_dim()}),
+                    tensor(at.value, spec.dtype, {at.rows, heads, spec.v_head_dim}),
+                    state(at.context_out, at.context_lse, at.context_rows),
+                    state(at.saved_out, at.saved_lse, at.saved_rows),
+                    tensor(at.new_tokens_lse, DType::f32, {heads, at.context_rows})};
+    for (int32_t turn = 0; turn < mla::kGatherTurns; ++turn) {
+      buffers.gathers[turn] = {tensor(at.latents[turn], spec.dtype, {0}), tensor(at.own_latents[turn], spec.dtype, {0}),
+                               tensor(at.all_latents[turn], spec.dtype, {0})};
+    }
+    return buffers;
   }
 
   // Keys and values of `num_rows` latents: `pages` through `gather` gives their rotary part to all heads.
@@ -120,8 +121,52 @@ struct MlaPrefill::Impl {
   void check_plan(const mla::PlanData& plan) const;
   void check_forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache,
                      const mla::PlanData& plan, const Projection& projection, const Tensor& workspace,
-                     const Tensor& out, const Tensor& lse) const;
+                     const Collectives* collectives, const Tensor& out, const Tensor& lse) const;
+
+  Tensor rows_at(const Tensor& memory, std::initializer_list<int64_t> shape) const {
+    return Tensor::contiguous(memory.data, spec.dtype, shape, device);
+  }
+
+  // A chunk's tokens: their latents in order, and the rows [pages, page_size, 1, latent_dim] that its gather reads.
+  struct GatheredChunk {
+    Tensor latents;
+    Tensor pages;
+  };
+
+  GatheredChunk gather_chunk(const ContextChunk& chunk, const Tensor& latent_cache, const mla::PlanData& plan,
+                             const GatherBuffers& buffers, Collectives* collectives, Stream stream) const {
+    const plan::Engine& engine = api::engine_of(device);
+    Tensor pages = with_one_head(latent_cache);
+    if (plan.num_ranks > 1) {
+      const int64_t num_rows = chunk.num_padded_local_rows();
+      const int64_t dim = spec.latent_dim();
+      engine.gather(pages, plan.own_gathers[chunk.index], rows_at(buffers.own_latents, {num_rows, 1, dim}), stream);
+      collectives->all_gather(rows_at(buffers.own_latents, {num_rows, dim}),
+                              rows_at(buffers.all_latents, {plan.num_ranks, num_rows, dim}), stream);
+      pages = rows_at(buffers.all_latents, {plan.num_ranks * num_rows, 1, 1, dim});
+    }
+    const plan::GatherPlan& gather = plan.chunk_gathers[chunk.index];
+    engine.gather(pages.slice(3, 0, spec.kv_lora_rank), gather,
+                  rows_at(buffers.latents, {gather.num_rows(), 1, spec.kv_lora_rank}), stream);
+    return {rows_at(buffers.latents, {gather.num_rows(), spec.kv_lora_rank}), pages};
+  }
 };
+
+namespace {
+
+void check_ranks(const mla::PlanData& plan, const Collectives* collectives) {
+  const auto say = [](int32_t rank, int32_t num_ranks) { return fmt::format("rank {} of {}", rank, num_ranks); };
+  if (collectives == nullptr) {
+    if (plan.num_ranks == 1) return;
+    refuse("plan", fmt::format("a plan for {} ranks", plan.num_ranks),
+           "a plan for 1 rank, or collectives to exchange latents by", ErrorCode::mismatch);
+  }
+  if (collectives->rank() == plan.rank && collectives->num_ranks() == plan.num_ranks) return;
+  refuse("collectives", say(collectives->rank(), collectives->num_ranks()),
+         fmt::format("{}, the plan's options", say(plan.rank, plan.num_ranks)), ErrorCode::mismatch);
+}
+
+}  // namespace
 
 // The plan was made for a layer of this kind.
 void MlaPrefill::Impl::check_plan(const mla::PlanData& plan) const {
@@ -140,8 +185,9 @@ void MlaPrefill::Impl::check_plan(const mla::PlanData& plan) const {
 // Everything that forward could stumble over later, before it writes anything.
 void MlaPrefill::Impl::check_forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache,
                                      const mla::PlanData& plan, const Projection& projection, const Tensor& workspace,
-                                     const Tensor& out, const Tensor& lse) const {
+                                     const Collectives* collectives, const Tensor& out, const Tensor& lse) const {
   check_plan(plan);
+  check_ranks(plan, collectives);
   api::check_query(new_tokens.spec(), device, query, plan.num_tokens);
   api::check_out(new_tokens.spec(), device, out, lse, plan.num_tokens);
   check_rank(new_latents, "new_latents", 2, "[num_tokens, latent_dim]");
@@ -151,18 +197,7 @@ void MlaPrefill::Impl::check_forward(const Tensor& query, const Tensor& new_late
   check_extent_at_least(new_latents, "new_latents", 0, plan.num_tokens, "num_tokens");
   check_extent(new_latents, "new_latents", 1, spec.latent_dim(), "kv_lora_rank + qk_rope_head_dim");
   if (!projection) refuse("projection", "an empty function", "matrix_projection's, or the caller's own");
-  if (plan.num_ranks > 1) {
-    refuse("plan", fmt::format("a plan for {} ranks", plan.num_ranks),
-           "a plan for 1 rank: with more, gather, exchange and project, then call run_context_chunk",
-           ErrorCode::unsupported);
-  }
-  check_given(workspace, "workspace", "contiguous memory of any dtype");
-  check_device(workspace, "workspace", device);
-  check_contiguous(workspace, "workspace");
-  check_aligned(workspace, "workspace", 16);
-  if (const int64_t bytes = workspace.num_elements() * size_bytes(workspace.dtype); bytes < plan.workspace_bytes) {
-    refuse("workspace", fmt::format("{} bytes", bytes), fmt::format("at least {} bytes", plan.workspace_bytes));
-  }
+  api::check_workspace(workspace, device, plan.workspace_bytes);
   if (plan.context.chunks.empty()) return;
   if (plan.chunk_gathers.empty()) refuse("block_table", "nothing", "a Batch with block_table, for forward");
   check_rank(latent_cache, "latent_cache", 3, "[num_pages, page_size, latent_dim]");
@@ -171,7 +206,7 @@ void MlaPrefill::Impl::check_forward(const Tensor& query, const Tensor& new_late
   check_last_axis_contiguous(latent_cache, "latent_cache");
   check_extent(latent_cache, "latent_cache", 1, spec.cache.page_size, "page_size");
   check_extent(latent_cache, "latent_cache", 2, spec.latent_dim(), "kv_lora_rank + qk_rope_head_dim");
-  for (const plan::GatherPlan& gather : plan.chunk_gathers) {
+  for (const plan::GatherPlan& gather : plan.num_ranks == 1 ? plan.chunk_gathers : plan.own_gathers) {
     if (gather.max_page < latent_cache.shape[0]) continue;
     refuse("block_table", fmt::format("page {}", gather.max_page),
            fmt::format("page numbers below {}, the cache's num_pages", latent_cache.shape[0]), ErrorCode::mismatch);
@@ -221,31 +256,43 @@ MlaPlan MlaPrefill::plan(const Batch& batch, const ContextChunkOptions& options,
 
   const mla::RunBatch new_tokens(whole, impl_->new_tokens.spec(), run_of_new_tokens(whole, contexts));
   auto data = std::make_shared<mla::PlanData>(mla::PlanData{
-      spec, whole.num_tokens, std::move(context), impl_->new_tokens.plan(new_tokens.batch(), stream), {}, {}, {}});
-  data->num_ranks = options.num_ranks;
+      spec, whole.num_tokens, std::move(context), impl_->new_tokens.plan(new_tokens.batch(), stream), {}, {}, {}, {}});
   const plan::Engine& engine = api::engine_of(impl_->device);
+  data->num_ranks = options.num_ranks;
+  data->rank = options.rank;
+  const auto add_gather = [&](std::vector<plan::GatherPlan>& gathers, plan::GatherPlan gather) {
+    gathers.push_back(std::move(gather));
+    engine.place(gathers.back(), stream);
+  };
   for (const ContextChunk& chunk : data->context.chunks) {
     const mla::RunBatch run(
         whole, impl_->context.spec(),
         {chunk.request_begin, chunk.request_end, chunk.query_start_loc, chunk.starts, chunk.seq_lens});
     data->chunk_plans.push_back(impl_->context.plan(run.batch(), stream));
-    if (!batch.block_table.is_given() || options.num_ranks > 1) continue;
+    if (!batch.block_table.is_given()) continue;
     check_rank(batch.block_table, "block_table", 2, "[num_requests, max_pages]");
     check_extent(batch.block_table, "block_table", 0, whole.num_requests, "num_requests");
-    data->chunk_gathers.push_back(
-        plan::build_gather(batch.block_table, chunk.request_begin, chunk.starts, chunk.seq_lens, spec.cache.page_size));
-    engine.place(data->chunk_gathers.back(), stream);
+    if (options.num_ranks > 1) {
+      add_gather(data->own_gathers, mla::gather_of_rank(chunk, batch.block_table, options));
+      add_gather(data->chunk_gathers, mla::gather_of_all_ranks(chunk, options));
+    } else {
+      add_gather(data->chunk_gathers, plan::build_gather(batch.block_table, chunk.request_begin, chunk.starts,
+                                                         chunk.seq_lens, spec.cache.page_size));
+    }
   }
-  data->all_new_tokens = gather_of_new_tokens(static_cast<int32_t>(whole.num_tokens));
+  data->all_new_tokens = plan::one_page(static_cast<int32_t>(whole.num_tokens));
   engine.place(data->all_new_tokens, stream);
   data->workspace_bytes = mla::layout_workspace(*data).bytes;
   return MlaPlan(std::move(data));
 }
 
-int64_t MlaPrefill::workspace_bytes(int64_t max_new_tokens, int64_t workspace_tokens) const {
+int64_t MlaPrefill::workspace_bytes(int64_t max_new_tokens, int64_t workspace_tokens, int32_t num_ranks) const {
   if (max_new_tokens < 0) refuse("max_new_tokens", max_new_tokens, "0 or more");
   if (workspace_tokens < 0) refuse("workspace_tokens", workspace_tokens, "0 or more");
-  return mla::layout_workspace(impl_->spec, max_new_tokens, workspace_tokens, max_new_tokens).bytes;
+  if (num_ranks < 1) refuse("num_ranks", num_ranks, "1 or more");
+  const auto own_rows = static_cast<int32_t>(num_ranks == 1 ? 0 : workspace_tokens / num_ranks);
+  return mla::layout_workspace(impl_->spec, max_new_tokens, workspace_tokens, max_new_tokens, own_rows, num_ranks)
+      .bytes;
 }
 
 void MlaPrefill::run_new_tokens(const Tensor& query, const Tensor& key, const Tensor& value, const MlaPlan& plan,
@@ -283,20 +330,43 @@ void MlaPrefill::merge_context(const State& context, const State& new_tokens, co
 
 void MlaPrefill::forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache,
                          const MlaPlan& plan, const Projection& projection, const Tensor& workspace, const Tensor& out,
-                         const Tensor& lse, Stream stream) const {
+                         const Tensor& lse, Stream stream, std::optional<Stream> gather_stream) const {
+  forward_over(nullptr, query, new_latents, latent_cache, plan, projection, workspace, out, lse, stream,
+               gather_stream.value_or(stream));
+}
+
+void MlaPrefill::forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache,
+                         const MlaPlan& plan, const Projection& projection, const Tensor& workspace,
+                         Collectives& collectives, const Tensor& out, const Tensor& lse, Stream stream,
+                         std::optional<Stream> gather_stream) const {
+  forward_over(&collectives, query, new_latents, latent_cache, plan, projection, workspace, out, lse, stream,
+               gather_stream.value_or(stream));
+}
+
+void MlaPrefill::forward_over(Collectives* collectives, const Tensor& query, const Tensor& new_latents,
+                              const Tensor& latent_cache, const MlaPlan& plan, const Projection& projection,
+                              const Tensor& workspace, const Tensor& out, const Tensor& lse, Stream stream,
+                              Stream gather_stream) const {
   const mla::PlanData& data = plan.data();
   const MlaSpec& spec = impl_->spec;
-  impl_->check_forward(query, new_latents, latent_cache, data, projection, workspace, out, lse);
+  impl_->check_forward(query, new_latents, latent_cache, data, projection, workspace, collectives, out, lse);
   const plan::Engine& engine = api::engine_of(impl_->device);
   const Impl::Buffers buffers = impl_->lay_out(workspace, data);
+  const std::vector<ContextChunk>& chunks = data.context.chunks;
+  // A place is free again when the chunk before last has been computed.
+  const auto gather = [&](size_t i) {
+    engine.follow(gather_stream, stream);
+    return impl_->gather_chunk(chunks[i], latent_cache, data, buffers.gathers[i % mla::kGatherTurns], collectives,
+                               gather_stream);
+  };
 
-  for (const ContextChunk& chunk : data.context.chunks) {
-    const plan::GatherPlan& gather = data.chunk_gathers[chunk.index];
-    const Tensor pages = with_one_head(latent_cache);
-    engine.gather(pages.slice(3, 0, spec.kv_lora_rank), gather, buffers.latents, stream);
-    const Tensor latents =
-        Tensor::contiguous(buffers.latents.data, spec.dtype, {gather.num_rows(), spec.kv_lora_rank}, impl_->device);
-    impl_->expand(latents, pages, gather, buffers, projection, stream);
+  Impl::GatheredChunk next;
+  if (!chunks.empty()) next = gather(0);
+  for (const ContextChunk& chunk : chunks) {
+    const Impl::GatheredChunk gathered = next;
+    engine.follow(stream, gather_stream);
+    if (const auto i = static_cast<size_t>(chunk.index) + 1; i < chunks.size()) next = gather(i);
+    impl_->expand(gathered.latents, gathered.pages, data.chunk_gathers[chunk.index], buffers, projection, stream);
     const auto rows = [](const State& state, int32_t begin, int32_t end) {
       return State{state.out.slice(0, begin, end), state.lse.slice(1, begin, end)};
     };

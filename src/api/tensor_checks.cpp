@@ -163,6 +163,17 @@ void check_dense_keys(const LayerSpec& layer, Device device, const Tensor& key, 
   check_extent(value, "value", 2, layer.value_dim(), "head_dim_v");
 }
 
+void check_workspace(const Tensor& workspace, Device device, int64_t num_bytes) {
+  if (num_bytes == 0) return;
+  check_given(workspace, "workspace", "contiguous memory of any dtype");
+  check_device(workspace, "workspace", device);
+  check_contiguous(workspace, "workspace");
+  check_aligned(workspace, "workspace", 16);
+  if (const int64_t bytes = workspace.num_elements() * size_bytes(workspace.dtype); bytes < num_bytes) {
+    refuse("workspace", fmt::format("{} bytes", bytes), fmt::format("at least {} bytes", num_bytes));
+  }
+}
+
 void check_query(const LayerSpec& layer, Device device, const Tensor& query, int64_t num_tokens) {
   check_tokens(query, "query", device);
   check_dtype(query, "query", layer.query_dtype);

@@ -19,6 +19,8 @@ void check_cache_slots(const LayerSpec& layer, const KvCache& cache, int64_t max
 // Keys and values of new tokens, to be written into the cache.
 void check_new_tokens(Device device, const Tensor& key, const Tensor& value, const KvCache& cache, int64_t num_slots);
 void check_dense_keys(const LayerSpec& layer, Device device, const Tensor& key, const Tensor& value, int64_t num_keys);
+// Contiguous memory of any dtype that the caller lends.
+void check_workspace(const Tensor& workspace, Device device, int64_t num_bytes);
 void check_query(const LayerSpec& layer, Device device, const Tensor& query, int64_t num_tokens);
 void check_out(const LayerSpec& layer, Device device, const Tensor& out, const Tensor& lse, int64_t num_tokens);
 // Given with outputs of 8-bit floats only.

@@ -251,6 +251,7 @@ class CpuEngine final : public plan::Engine {
   void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, Stream) const override {
     cpu::gather(pages, plan, rows);
   }
+  void follow(Stream, Stream) const override {}
 };
 
 }  // namespace

@@ -391,6 +391,17 @@ class CudaEngine final : public plan::Engine {
     cuda::gather(kernel, pages, plan, rows, handle_of(stream));
   }
 
+  void follow(Stream later, Stream earlier) const override {
+    if (later.handle == earlier.handle) return;
+    const CurrentDevice current(device_index_);
+    const jit::Driver& driver = jit::driver();
+    jit::CUevent event = nullptr;
+    jit::check(driver.event_create(&event, jit::kEventDisableTiming), "cuEventCreate");
+    jit::check(driver.event_record(event, handle_of(earlier)), "cuEventRecord");
+    jit::check(driver.stream_wait_event(handle_of(later), event, 0), "cuStreamWaitEvent");
+    driver.event_destroy(event);  // the wait stands
+  }
+
  private:
   int32_t device_index_;
 };

@@ -171,6 +171,10 @@ int32_t chunk_alignment(const ContextChunkOptions& options) {
   check_at_least_one("page_size", options.page_size);
   check_at_least_one("num_ranks", options.num_ranks);
   check_at_least_one("interleave_size", options.interleave_size);
+  if (options.rank < 0 || options.rank >= options.num_ranks) {
+    refuse("rank", options.rank,
+           fmt::format("0 to {}: one of num_ranks = {}", options.num_ranks - 1, options.num_ranks));
+  }
   if (options.num_ranks == 1) return options.page_size;
   const int64_t alignment =
       std::lcm(int64_t{options.page_size}, int64_t{options.num_ranks} * int64_t{options.interleave_size});

@@ -79,6 +79,7 @@ class Engine {
   // Slot -1: nothing of the token is read or written. `scales`: what the cache's scales belong to, no requests.
   virtual void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales scales,
                            std::span<const int64_t> slot_mapping, Stream stream) const = 0;
+  // A state without `out` has values of 0: it takes its part of the weight.
   virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,
                             const Tensor& out_scale, Stream stream) const = 0;
   // Brings a gather's arrays to where the engine reads them; then pages [num_pages, page_size, num_heads, head_dim] to
@@ -87,6 +88,8 @@ class Engine {
   virtual void place(GatherPlan& plan, Stream stream) const = 0;
   virtual std::unique_ptr<Projector> make_projector(const ProjectionMatrix& matrix) const = 0;
   virtual void gather(const Tensor& pages, const GatherPlan& plan, const Tensor& rows, Stream stream) const = 0;
+  // What is put on `later` from now on runs after all that is on `earlier`. Streams that are the same are in order.
+  virtual void follow(Stream later, Stream earlier) const = 0;
 };
 
 }  // namespace qkv::plan

@@ -46,4 +46,15 @@ GatherPlan build_gather(const Tensor& block_table, int32_t first_request, const 
   return plan;
 }
 
+GatherPlan one_page(int32_t num_rows) {
+  GatherPlan gather;
+  gather.page_size = std::max(num_rows, 1);
+  gather.max_page = 0;
+  gather.pages = {0};
+  gather.page_start = {0};
+  gather.first_offset = {0};
+  gather.row_start = {0, num_rows};
+  return gather;
+}
+
 }  // namespace qkv::plan

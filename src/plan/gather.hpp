@@ -29,4 +29,7 @@ struct GatherPlan {
 GatherPlan build_gather(const Tensor& block_table, int32_t first_request, const std::vector<int32_t>& starts,
                         const std::vector<int32_t>& seq_lens, int32_t page_size);
 
+// num_rows rows that lie in one tensor already, as a page.
+GatherPlan one_page(int32_t num_rows);
+
 }  // namespace qkv::plan

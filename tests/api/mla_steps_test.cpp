@@ -1,5 +1,6 @@
 // The steps of MLA prefill in the caller's hands, ranks that share a cache, and what is refused.
 #include <cmath>
+#include <thread>
 
 #include "core/index/interleave.hpp"
 #include "qkv/reference.hpp"
@@ -176,27 +177,24 @@ TEST(mla_steps, of_the_caller_equal_attention_over_all_keys) {
   }
 }
 
-// Every rank keeps the tokens that are its own, in pages of its own, under one block table. All gather as many rows as
-// rank 0 has; the rows side by side are what an all-gather gives.
-TEST(mla_steps, ranks_that_share_a_cache) {
-  for (const auto& [num_ranks, interleave_size] : {std::pair{4, 1}, {2, 8}, {3, 2}}) {
-    const Scene scene(small_spec(), {65, 96, 0, 13}, {3, 2, 4, 1});
-    ContextChunkOptions options;
+// Every rank keeps the tokens that are its own, in pages of its own, under one block table.
+struct SharedCache {
+  static constexpr int64_t kPagesOfRequest = 16;
+
+  SharedCache(const Scene& scene, int32_t num_ranks, int32_t interleave_size) {
     options.page_size = kPage;
     options.num_ranks = num_ranks;
     options.interleave_size = interleave_size;
-    options.workspace_tokens = 4 * chunk_alignment(options);
-    const int64_t pages_of_request = 16;
-    Ints table;
-    std::vector<OwnedTensor> caches;
-    for (int32_t p = 0; p < 4 * pages_of_request; ++p) table.push_back(p);
+    options.workspace_tokens = static_cast<int32_t>(scene.contexts.size()) * chunk_alignment(options);
+    const auto num_pages = static_cast<int64_t>(scene.contexts.size()) * kPagesOfRequest;
+    for (int32_t p = 0; p < num_pages; ++p) table.push_back(p);
     for (int32_t rank = 0; rank < num_ranks; ++rank) {
-      caches.emplace_back(DType::f32, std::initializer_list<int64_t>{4 * pages_of_request, kPage, kRank + kRope});
+      caches.emplace_back(DType::f32, std::initializer_list<int64_t>{num_pages, kPage, kRank + kRope});
       for (size_t r = 0; r < scene.contexts.size(); ++r) {
         for (int32_t t = 0; t < scene.contexts[r]; ++t) {
           if (index::rank_of_token(t, num_ranks, interleave_size) != rank) continue;
           const int32_t local = index::local_position(t, num_ranks, interleave_size);
-          const int64_t page = static_cast<int64_t>(r) * pages_of_request + local / kPage;
+          const int64_t page = static_cast<int64_t>(r) * kPagesOfRequest + local / kPage;
           const Tensor rows =
               Tensor::contiguous(static_cast<float*>(caches.back().view().data) + page * kPage * (kRank + kRope),
                                  DType::f32, {kPage, kRank + kRope});
@@ -204,14 +202,30 @@ TEST(mla_steps, ranks_that_share_a_cache) {
         }
       }
     }
+  }
+
+  Tensor block_table() const {
+    const auto num_requests = static_cast<int64_t>(table.size()) / kPagesOfRequest;
+    return Tensor::contiguous(table.data(), DType::i32, {num_requests, kPagesOfRequest});
+  }
+
+  ContextChunkOptions options;
+  Ints table;
+  std::vector<OwnedTensor> caches;  // [num_ranks]
+};
+
+// All gather as many rows as rank 0 has; the rows side by side are what an all-gather gives.
+TEST(mla_steps, ranks_that_share_a_cache) {
+  for (const auto& [num_ranks, interleave_size] : {std::pair{4, 1}, {2, 8}, {3, 2}}) {
+    const Scene scene(small_spec(), {65, 96, 0, 13}, {3, 2, 4, 1});
+    const SharedCache shared(scene, num_ranks, interleave_size);
     const MlaPrefill attention(scene.spec);
-    const MlaPlan plan = attention.plan(scene.batch(), options);
-    const Tensor block_table = Tensor::contiguous(table.data(), DType::i32, {4, pages_of_request});
+    const MlaPlan plan = attention.plan(scene.batch(), shared.options);
     run_steps(scene, attention, plan, [&](const ContextChunk& chunk) {
       const int64_t padded = chunk.num_padded_local_rows();
-      OwnedTensor gathered(DType::f32, {num_ranks * padded, kRank + kRope});
-      for (int64_t rank = 0; rank < num_ranks; ++rank) {
-        gather_cache(caches[rank].view(), block_table.slice(0, chunk.request_begin, chunk.request_end),
+      OwnedTensor gathered(DType::f32, {shared.options.num_ranks * padded, kRank + kRope});
+      for (int64_t rank = 0; rank < shared.options.num_ranks; ++rank) {
+        gather_cache(shared.caches[rank].view(), shared.block_table().slice(0, chunk.request_begin, chunk.request_end),
                      testing::view(chunk.local_starts), testing::view(chunk.padded_local_cu_seq_lens),
                      gathered.view().slice(0, rank * padded, (rank + 1) * padded));
       }
@@ -223,6 +237,38 @@ TEST(mla_steps, ranks_that_share_a_cache) {
       }
       return rows;
     });
+  }
+}
+
+// The ranks as threads: each reads pages of its own only, and has the whole result.
+TEST(mla_steps, threads_that_share_a_cache_run_the_whole) {
+  MlaSpec spec = small_spec();
+  spec.mask = mask::causal() & mask::window(50, 0);
+  spec.sinks = {0.3F, -0.7F};
+  const Scene scene(spec, {65, 96, 0, 13, 1}, {3, 2, 4, 1, 2});
+  for (const auto& [num_ranks, interleave_size] : {std::pair{1, 1}, {4, 1}, {2, 8}, {3, 2}, {8, 4}}) {
+    const SharedCache shared(scene, num_ranks, interleave_size);
+    const MlaPrefill attention(spec);
+    auto ranks = in_process_ranks(num_ranks);
+    std::vector<std::thread> threads;
+    for (int32_t rank = 0; rank < shared.options.num_ranks; ++rank) {
+      threads.emplace_back([&, rank, own = std::move(ranks[rank])] {
+        ContextChunkOptions options = shared.options;
+        options.rank = rank;
+        Batch batch = scene.batch();
+        batch.block_table = shared.block_table();
+        const MlaPlan plan = attention.plan(batch, options);
+        const int64_t num_tokens = plan.num_tokens();
+        EXPECT_LE(plan.workspace_bytes(),
+                  attention.workspace_bytes(num_tokens, options.workspace_tokens, options.num_ranks));
+        const OwnedTensor workspace(DType::i32, {plan.workspace_bytes() / 4});
+        const OwnedTensor out(DType::f32, {num_tokens, kHeads, kValue}), lse(DType::f32, {kHeads, num_tokens});
+        attention.forward(scene.query.view(), scene.new_latents().view(), shared.caches[rank].view(), plan,
+                          matrix_projection(spec, scene.matrix.view()), workspace.view(), *own, out.view(), lse.view());
+        scene.expect_right(out, lse);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
   }
 }
 
@@ -341,7 +387,18 @@ TEST_F(Refusals, tensors_and_plans_that_do_not_belong_together) {
   Batch without_table = scene.batch();
   expect_forward_refused(attention.plan(without_table, options), ErrorCode::invalid_argument, "block_table");
   options.num_ranks = 2;
-  expect_forward_refused(attention.plan(batch, options), ErrorCode::unsupported, "plan");
+  expect_forward_refused(attention.plan(batch, options), ErrorCode::mismatch, "plan");
+  const auto ranks = in_process_ranks(2);
+  options.rank = 1;
+  const MlaPlan of_rank_1 = attention.plan(batch, options);
+  expect_refused(
+      [&] {
+        attention.forward(scene.query.view(), latents.view(), cache.view(), of_rank_1,
+                          matrix_projection(scene.spec, scene.matrix.view()), workspace.view(), *ranks[0], out.view());
+      },
+      ErrorCode::mismatch, "collectives");
+  options.rank = 2;
+  expect_refused([&] { attention.plan(batch, options); }, ErrorCode::invalid_argument, "rank");
 
   expect_refused(
       [&] {
