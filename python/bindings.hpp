@@ -25,6 +25,7 @@ void bind_attention(nb::module_& module);
 void bind_ops(nb::module_& module);
 void bind_warmup(nb::module_& module);
 void bind_mla(nb::module_& module);
+void bind_context_parallel(nb::module_& module);
 void bind_collectives(nb::module_& module);
 
 // "f32" and so on, and "cpu" or "cuda:0", as the library prints them.

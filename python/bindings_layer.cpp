@@ -105,6 +105,12 @@ void bind_spec(nb::module_& module) {
       .def_ro("rank", &Shard::rank)
       .def_ro("num_ranks", &Shard::num_ranks)
       .def_ro("interleave_size", &Shard::interleave_size)
+      .def("rank_of", &Shard::rank_of, nb::arg("position"), "Which rank keeps the token at a position.")
+      .def("local_position", &Shard::local_position, nb::arg("position"), "Where, among the tokens that it keeps.")
+      .def("position", &Shard::position, nb::arg("local"), "Where this rank's token sits in the request.")
+      .def("local_length", &Shard::local_length, nb::arg("num_tokens"),
+           "How many of a request's first tokens this rank keeps.")
+      .def("max_local_length", &Shard::max_local_length, nb::arg("num_tokens"), "How many any rank keeps, at most.")
       .def("__eq__", [](const Shard& self, const Shard& other) { return self == other; })
       .def("__repr__", [](const Shard& shard) { return describe(shard); });
 

@@ -11,6 +11,7 @@
 
 #include "case_data.hpp"
 #include "mla_cases.hpp"
+#include "parallel_cases.hpp"
 #include "progress.hpp"
 #include "qkv/attention.hpp"
 #include "qkv/device.hpp"
@@ -19,6 +20,22 @@
 #include "qkv/status.hpp"
 
 namespace qkv::tools {
+
+double rounding_of(DType dtype) {
+  switch (dtype) {
+    case DType::bf16:
+      return 0x1p-8;
+    case DType::f16:
+      return 0x1p-11;
+    case DType::f8e4m3:
+      return 0x1.01p-4;
+    case DType::f8e5m2:
+      return 0x1.01p-3;
+    default:
+      return 1e-5;
+  }
+}
+
 namespace {
 
 // How far a result may be from the oracle's: an absolute part for what sums lose, and a relative one for what rounding
@@ -37,22 +54,6 @@ double largest_bias(const Case& c) {
   double slope = c.layer.alibi_per_request ? kSlopeOfBatches : 0;
   for (const float of_head : c.layer.alibi_slopes) slope = std::max<double>(slope, of_head);
   return slope * distance;
-}
-
-// Half a step of the dtype, relative to the number.
-double rounding_of(DType dtype) {
-  switch (dtype) {
-    case DType::bf16:
-      return 0x1p-8;
-    case DType::f16:
-      return 0x1p-11;
-    case DType::f8e4m3:
-      return 0x1.01p-4;
-    case DType::f8e5m2:
-      return 0x1.01p-3;
-    default:
-      return 1e-5;
-  }
 }
 
 // Of an output's dtype: the largest number, and half a step between the smallest ones, in units of out_scale.
@@ -97,10 +98,10 @@ Outputs make_outputs(const Case& c, int64_t num_tokens) {
 }  // namespace
 
 std::string difference(const Case& c, Device device, const Tensor& out, const Tensor& lse,
-                       const reference::Result& expected, double out_scale) {
+                       const reference::Result& expected, double out_scale, double further) {
   const Tolerance tolerance = tolerance_of(c, device);
   const OutputRange range = output_range(c.layer.out_dtype());
-  const double absolute = tolerance.out + range.half_smallest * out_scale;
+  const double absolute = tolerance.out + range.half_smallest * out_scale + further;
   const double limit = range.largest * out_scale;
   const int64_t dim = c.layer.value_dim();
   int64_t num_tokens = 0;
@@ -338,7 +339,18 @@ struct CheckOptions {
   int64_t first = 0;
   std::string device = "cpu";
   bool mla = false;
+  int32_t ranks = 0;  // of context parallelism, as threads
+  bool mpi = false;   // those that mpirun started
+  bool nccl = false;  // one a GPU
   bool verbose = false;
+
+  // What tells a failing run's command from that of plain attention.
+  std::string kind() const {
+    if (mla) return " --mla";
+    if (mpi) return " --mpi";
+    if (nccl) return " --nccl";
+    return ranks > 0 ? fmt::format(" --ranks {}", ranks) : "";
+  }
 };
 
 Device parse_device(const std::string& text) {
@@ -386,40 +398,81 @@ struct Checked {
   std::string wrong;
 };
 
-template <class AnyCase>
-Checked check_case(const AnyCase& random_case, Device device, bool verbose) {
+// `where`: the device, or the ranks.
+template <class AnyCase, class Where>
+Checked check_case(const AnyCase& random_case, const Where& where, bool verbose) {
   std::string description = describe(random_case);
   if (verbose) fmt::print("{}\n", description);
-  return {std::move(description), failure_of(random_case, device)};
+  return {std::move(description), failure_of(random_case, where)};
+}
+
+// One rank's part, in a process of its own.
+Checked check_rank(const ParallelCase& random_case, const std::shared_ptr<Collectives>& collectives, bool verbose) {
+  std::string description = fmt::format("rank {} of {}", collectives->rank(), describe(random_case));
+  if (verbose) fmt::print("{}\n", description);
+  return {std::move(description), failure_of_rank(random_case, collectives)};
+}
+
+// Ranks of context parallelism that serve all cases of a run.
+struct Ranks {
+  std::shared_ptr<Collectives> of_process;            // --mpi
+  std::vector<std::shared_ptr<Collectives>> threads;  // --nccl
+};
+
+Ranks make_ranks(const CheckOptions& options) {
+  Ranks ranks;
+  if (options.mpi) ranks.of_process = mpi_ranks();
+  if (options.nccl) ranks.threads = nccl_ranks_of_all_devices();
+  return ranks;
+}
+
+Checked check_case_number(int64_t index, const CheckOptions& options, Device device, const Ranks& ranks) {
+  const uint64_t seed = options.seed;
+  if (options.mla) return check_case(draw_mla_case(seed, index, device.kind), device, options.verbose);
+  if (options.mpi) {
+    return check_rank(draw_parallel_case(seed, index, ranks.of_process->num_ranks(), device.kind), ranks.of_process,
+                      options.verbose);
+  }
+  if (options.nccl) {
+    const auto num_ranks = static_cast<int32_t>(ranks.threads.size());
+    return check_case(draw_parallel_case(seed, index, num_ranks, device.kind), ranks.threads, options.verbose);
+  }
+  if (options.ranks > 0) {
+    return check_case(draw_parallel_case(seed, index, options.ranks, device.kind), device, options.verbose);
+  }
+  return check_case(draw_case(seed, index, device.kind), device, options.verbose);
 }
 
 void run_check(const CheckOptions& options) {
-  const Device device = parse_device(options.device);
+  const Device device = parse_device(options.nccl ? "cuda" : options.device);
+  const Ranks ranks = make_ranks(options);
+  const bool is_speaker = !ranks.of_process || ranks.of_process->rank() == 0;
   const std::string engine = device.kind == DeviceKind::cpu
                                  ? fmt::format("cpu, {} on {} threads", instruction_set_in_use(), num_threads())
                                  : "cuda:0";
-  fmt::print("Checking {} random cases (seed {}) on {}, against the float64 oracle.\n", options.cases, options.seed,
-             engine);
-  if (device.kind == DeviceKind::cuda && options.cases > 0) create_layers(options, device);
-  Progress progress(options.cases);
+  if (is_speaker) {
+    fmt::print("Checking {} random cases (seed {}) on {}, against the float64 oracle.\n", options.cases, options.seed,
+               engine);
+  }
+  const bool has_plain_layers = !options.mpi && !options.nccl && options.ranks == 0;
+  if (device.kind == DeviceKind::cuda && options.cases > 0 && has_plain_layers) create_layers(options, device);
+  Progress progress(is_speaker ? options.cases : 0);
   int64_t failed = 0;
   for (int64_t i = 0; i < options.cases; ++i) {
     const int64_t index = options.first + i;
     if (options.verbose) fmt::print("{}: ", index);
-    const Checked checked = options.mla
-                                ? check_case(draw_mla_case(options.seed, index, device.kind), device, options.verbose)
-                                : check_case(draw_case(options.seed, index, device.kind), device, options.verbose);
+    const Checked checked = check_case_number(index, options, device, ranks);
     if (!checked.wrong.empty()) {
       ++failed;
       progress.clear();
       fmt::print("FAILED {}\n  {}\n  reproduce: qkv check{} --device {} --seed {} --first {} --cases 1 --verbose\n",
-                 checked.wrong, checked.description, options.mla ? " --mla" : "", options.device, options.seed, index);
+                 checked.wrong, checked.description, options.kind(), options.device, options.seed, index);
     }
-    if (progress.is_due(i + 1))
+    if (is_speaker && progress.is_due(i + 1))
       progress.show(i + 1, fmt::format("{}/{} cases, {} failed", i + 1, options.cases, failed));
   }
   progress.clear();
-  fmt::print("{} passed, {} failed\n", options.cases - failed, failed);
+  if (is_speaker) fmt::print("{} passed, {} failed\n", options.cases - failed, failed);
   if (failed != 0) throw CLI::RuntimeError(1);
 }
 
@@ -442,13 +495,28 @@ void add_check_command(CLI::App& app) {
   command->add_option("--seed", options->seed, "Cases are a function of seed and number")->capture_default_str();
   command->add_option("--first", options->first, "Number of the first case")->capture_default_str();
   command->add_option("--device", options->device, "Engine under test: cpu or cuda")->capture_default_str();
-  command->add_flag("--mla", options->mla, "MLA prefill: chunks of latent context against unchunked attention");
+  CLI::Option* mla =
+      command->add_flag("--mla", options->mla, "MLA prefill: chunks of latent context against unchunked attention");
+  CLI::Option* ranks =
+      command
+          ->add_option("--ranks", options->ranks, "Context parallelism over so many ranks, as threads of this process")
+          ->check(CLI::Range(1, 64))
+          ->excludes(mla);
+  CLI::Option* mpi = command->add_flag("--mpi", options->mpi, "The same over the processes that mpirun started")
+                         ->excludes(mla)
+                         ->excludes(ranks);
+  command->add_flag("--nccl", options->nccl, "The same with a rank on each GPU")
+      ->excludes(mla)
+      ->excludes(ranks)
+      ->excludes(mpi);
   command->add_flag("--verbose", options->verbose, "Print each case before it runs");
   command->footer(
       "Each case draws a layer, a cache layout, a mask and a batch; fills all memory that no request owns with NaN;\n"
       "runs update_cache and forward; compares out and lse with the oracle, the cache byte for byte, the guard words\n"
       "round outputs, and each request alone bit for bit. A failing case prints the command that repeats it.\n\n"
-      "Example: qkv check --cases 20000 --seed 7");
+      "Examples: qkv check --cases 20000 --seed 7\n"
+      "          qkv check --ranks 4\n"
+      "          mpirun -n 4 qkv check --mpi --cases 200");
   command->callback([options] { run_check(*options); });
 }
 

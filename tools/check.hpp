@@ -14,9 +14,12 @@ namespace qkv::tools {
 std::string failure_of(const Case& random_case, Device device = {});
 
 // The first element of the case's rows in which out·out_scale or lse (if given), read on the host, is further from the
-// definition than the device's rounding explains; or nothing.
+// definition than the device's rounding explains, and `further`; or nothing.
 std::string difference(const Case& c, Device device, const Tensor& out, const Tensor& lse,
-                       const reference::Result& expected, double out_scale = 1);
+                       const reference::Result& expected, double out_scale = 1, double further = 0);
+
+// Half a step of the dtype, relative to the number.
+double rounding_of(DType dtype);
 
 void add_check_command(CLI::App& app);
 

@@ -6,6 +6,7 @@
 #include "qkv/collectives.hpp"
 #include "qkv/compile.hpp"
 #include "qkv/context_chunks.hpp"
+#include "qkv/context_parallel.hpp"
 #include "qkv/cuda.hpp"
 #include "qkv/device.hpp"
 #include "qkv/kernel_cache.hpp"

@@ -51,7 +51,7 @@ float merge_row(std::span<const StateRow> states, const float* sink, int32_t dim
     const int32_t count = std::min(kStrip, dim - begin);
     sum.fill(is_nan ? std::numeric_limits<float>::quiet_NaN() : 0.0F);
     for (const StateRow& state : states) {
-      if (state.lse == -kInfinity || is_nan) continue;
+      if (state.lse == -kInfinity || is_nan || state.out == nullptr) continue;
       const float weight = std::exp(state.lse - maximum) / denominator;
       load_strip(state.out, state.dtype, begin, count, values);
       for (int32_t c = 0; c < count; ++c) sum[c] += weight * values[c];
@@ -68,7 +68,7 @@ void merge_states(const std::vector<State>& states, const Tensor& out, const Ten
   const auto dim = static_cast<int32_t>(out.shape[2]);
   const auto row_of = [](const Tensor& tensor, int64_t token, int64_t head) {
     const int64_t offset = token * tensor.stride[0] + head * tensor.stride[1];
-    return static_cast<std::byte*>(tensor.data) + offset * size_bytes(tensor.dtype);
+    return tensor.is_given() ? static_cast<std::byte*>(tensor.data) + offset * size_bytes(tensor.dtype) : nullptr;
   };
   const auto lse_of = [](const Tensor& tensor, int64_t token, int64_t head) {
     return static_cast<float*>(tensor.data) + head * tensor.stride[0] + token * tensor.stride[1];

@@ -30,7 +30,18 @@ NodePtr shifted(const NodePtr& node, KeyRun run) {
   }
 }
 
+NodePtr with_head(const NodePtr& node, int32_t first_head) {
+  if (node->opcode == Opcode::q_head) return (MaskValue(node) + first_head).node();
+  if (node->left == nullptr) return node;
+  return make_operation(node->opcode, with_head(node->left, first_head),
+                        node->right == nullptr ? nullptr : with_head(node->right, first_head));
+}
+
 }  // namespace
+
+Mask with_first_head(const Mask& mask, int32_t first_head) {
+  return first_head == 0 ? mask : Mask(with_head(mask.node(), first_head));
+}
 
 Mask shift(const Mask& mask, KeyRun run) {
   // The usual mask, whose two runs need no shift: a new token sees all context, and of the new ones those before it.

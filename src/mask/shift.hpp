@@ -17,4 +17,7 @@ enum class KeyRun { context, new_tokens };
 
 Mask shift(const Mask& mask, KeyRun run);
 
+// The mask of a layer that has the heads from first_head on, numbered from 0.
+Mask with_first_head(const Mask& mask, int32_t first_head);
+
 }  // namespace qkv::mask

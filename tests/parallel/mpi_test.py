@@ -1,6 +1,6 @@
 """Ranks of MPI as processes: what they exchange, and what happens when one is late, leaves or dies.
 
-Run as  mpi_test.py MPI_RANKS PLUGIN  (a ctest), with the program of mpi_ranks.cpp and libqkv_mpi.so.
+Run as  mpi_test.py MPI_RANKS PLUGIN QKV  (a ctest), with the program of mpi_ranks.cpp, libqkv_mpi.so and the command.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 import time
 import unittest
 
-PROGRAM, PLUGIN = sys.argv[1:3]
+PROGRAM, PLUGIN, QKV = sys.argv[1:4]
 
 # As root, in containers without ptrace between processes, on machines of fewer cores than ranks; no ssh anywhere.
 MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "plm_rsh_agent", "false"]
@@ -19,13 +19,14 @@ ENVIRONMENT = os.environ | {
     "QKV_MPI_LIBRARY": PLUGIN,
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    "QKV_THREADS": "1",
     # MPI keeps memory to the end; and where a rank is killed nobody can free anything.
     "ASAN_OPTIONS": "detect_leaks=0",
 }
 
 
-def run(num_ranks, scenario):
-    command = [*MPIRUN, "-n", str(num_ranks), PROGRAM, scenario]
+def run(num_ranks, *arguments, program=PROGRAM):
+    command = [*MPIRUN, "-n", str(num_ranks), program, *arguments]
     return subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=100)
 
 
@@ -44,6 +45,12 @@ class MpiRanks(unittest.TestCase):
             result = run(num_ranks, "exchange")
             self.check(result, ["done"] * num_ranks)
             self.assertEqual(0, result.returncode, result.stderr)
+
+    def test_context_parallel_layers_follow_the_definition(self):
+        for num_ranks in (2, 4):
+            result = run(num_ranks, "check", "--mpi", "--cases", "40", "--seed", "3", program=QKV)
+            self.assertEqual(0, result.returncode, result.stdout + result.stderr)
+            self.assertIn("40 passed, 0 failed", result.stdout)
 
     def test_late_rank_is_named_to_all_others_and_later_calls_fail_too(self):
         lines = lines_of(run(4, "late"))
@@ -106,4 +113,4 @@ if __name__ == "__main__":
     if shutil.which("mpirun") is None:
         print("needs mpirun (Debian: apt-get install openmpi-bin)")
         sys.exit(0)
-    unittest.main(argv=sys.argv[:1] + sys.argv[3:])
+    unittest.main(argv=sys.argv[:1] + sys.argv[4:])

@@ -1,6 +1,8 @@
 """The examples run as the documents show them."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +48,32 @@ def test_generate_agrees_with_dense_attention(tmp_path, dtype):
     assert result.returncode == 0, result.stdout + result.stderr
     assert "The capital of France is Paris" in result.stdout
     assert "verified" in result.stdout.splitlines()[-1]
+
+
+def answers_of(result):
+    return result.stdout[result.stdout.index("#1") : result.stdout.index("prefill")]
+
+
+def test_generate_over_ranks_gives_the_same_text(tmp_path):
+    needs_the_model()
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed (Debian: openmpi-bin)")
+    questions = tmp_path / "questions.txt"
+    questions.write_text("What is the capital of France?\nWhat is gravity?\n")
+    options = ["--prompts", questions, "--max-new-tokens", "6", "--page-size", "4", "--threads", "1"]
+    alone = run(EXAMPLES / "generate.py", *options)
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "plm_rsh_agent", "false", "-n", "4"]
+    environment = os.environ | {"OMPI_MCA_btl_vader_single_copy_mechanism": "none", "OMP_NUM_THREADS": "1"}
+    shared = subprocess.run(
+        [*command, sys.executable, EXAMPLES / "generate.py", *options, "--ranks", "4"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert shared.returncode == 0, shared.stdout + shared.stderr
+    assert "The capital of France is Paris" in answers_of(alone)
+    assert answers_of(shared) == answers_of(alone)
 
 
 def test_generate_refuses_sizes_that_cannot_be():

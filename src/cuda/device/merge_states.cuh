@@ -23,8 +23,10 @@ extern "C" __global__ void __launch_bounds__(merge::kWarps * 32)
   const merge::Weights weights = merge::find_weights(params.num_states, negative_infinity(), lse_of);
   const StateView& merged = params.merged;
   void* out = merge::row_at(merged.out, merged.dtype, token * merged.out_token_stride + head * merged.out_head_stride);
+  // A state without values weighs, but adds nothing.
+  const auto lse_of_values = [&](int s) { return states[s].out != nullptr ? lse_of(s) : negative_infinity(); };
   merge::join_row(
-      weights, params.num_states, params.head_dim_v, lse_of, row_of, [&](int s) { return states[s].dtype; }, out,
+      weights, params.num_states, params.head_dim_v, lse_of_values, row_of, [&](int s) { return states[s].dtype; }, out,
       merged.dtype, params.out_scale);
   __syncwarp();  // every lane has read the row's LSEs
   if (merged.lse != nullptr && threadIdx.x % 32 == 0) {

@@ -110,7 +110,7 @@ struct MergePlanParams {
 
 // A state, or the place of a merged one. lse may be nullptr for the latter.
 struct StateView {
-  void* out;  // [num_tokens, num_heads, head_dim_v]
+  void* out;  // [num_tokens, num_heads, head_dim_v]; nullptr: all 0
   long long out_token_stride, out_head_stride;
   float* lse;  // [num_heads, num_tokens]
   long long lse_head_stride, lse_token_stride;
