@@ -57,7 +57,7 @@ struct SlotArrays {
   const int64_t* slots;
   const int* num_slots;
   const int* requests;  // where scales are of requests
-  uint32_t num_ctas;    // that take turns at the slots
+  uint32_t num_ctas;    // that take turns at the slots, where one takes a whole slot at a time
 };
 
 void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& value, const KvCache& cache,
@@ -75,7 +75,9 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
     params.scales[1] = scales_of(scales, cache.value_scale);
     params.slot_requests = slots.requests;
     params.token_scales = scales == CacheScales::per_token_head ? 1 : 0;
-    launch(kernel, {slots.num_ctas, 1, 128, 0}, {&params}, stream);
+    constexpr int64_t kWarps = 4;  // of a CTA, each for a head's key or value of a slot
+    const int64_t warps = int64_t{2} * slots.num_ctas * params.num_kv_heads;
+    launch(kernel, {static_cast<uint32_t>((warps + kWarps - 1) / kWarps), 1, kWarps * 32, 0}, {&params}, stream);
     return;
   }
   const int64_t chunks = cache.key.shape[2] * (cache.key.shape[3] + 7) / 8;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/index/swizzled_tile.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 
@@ -16,7 +17,8 @@ int cluster_size(bool clustered) { return clustered ? static_cast<int>(kClusterS
 
 // Keys are copied in boxes of 16, which must lie in one page. Dense keys are one page that holds them all.
 jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, const char* name) {
-  const int64_t chunk = shape::chunk_bytes(static_cast<int>(dim)) / shape::kElementBytes;
+  const int64_t element_bytes = size_bytes(pages.dtype);
+  const int64_t chunk = index::chunk_bytes(static_cast<int>(dim * element_bytes)) / element_bytes;
   const int32_t token_axis = paged ? 1 : 0;
   return make_tensor_map(pages.data, pages.dtype,
                          {{{chunk, 1, static_cast<int32_t>(chunk)},
@@ -28,13 +30,18 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, const c
 }
 
 shape::LaunchShape shape_of(const LayerSpec& layer, const ForwardSm90FewRows::Variant& variant) {
-  return shape::launch_shape(layer.head_dim, layer.value_dim(), variant.tile_q, variant.few_items);
+  return shape::launch_shape(few_rows_shape(layer), variant.tile_q, variant.few_items);
 }
 
 }  // namespace
 
+shape::KeyValueShape few_rows_shape(const LayerSpec& layer) {
+  return {layer.head_dim, layer.value_dim(), static_cast<int>(size_bytes(layer.kv_dtype)),
+          layer.cache && layer.cache->scales == CacheScales::per_token_head};
+}
+
 bool ForwardSm90FewRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
-  return facts.arch == "sm_90a" && !uses_float8(layer) && shape::supports(layer.head_dim, layer.value_dim()) &&
+  return facts.arch == "sm_90a" && shape::supports(layer.head_dim, layer.value_dim()) &&
          layer.group_size() <= shape::max_rows(layer.value_dim());
 }
 
@@ -48,8 +55,8 @@ ForwardSm90FewRows::ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts
 
 index::RequestCut ForwardSm90FewRows::cut_request(const LayerSpec& layer, int32_t q_len, int32_t kv_len) {
   const int tile_q = shape::tile_rows(q_len * layer.group_size());
-  return {true, q_len, shape::tile_keys(layer.head_dim, layer.value_dim(), tile_q),
-          shape::split_keys(kv_len, layer.num_kv_heads, layer.head_dim, layer.value_dim(), tile_q)};
+  const shape::KeyValueShape kv = few_rows_shape(layer);
+  return {true, q_len, shape::tile_keys(kv, tile_q), shape::split_keys(kv, kv_len, layer.num_kv_heads, tile_q)};
 }
 
 ForwardKey ForwardSm90FewRows::key(const LayerSpec& layer, const DeviceFacts& facts, const Variant& variant) {
@@ -57,7 +64,7 @@ ForwardKey ForwardSm90FewRows::key(const LayerSpec& layer, const DeviceFacts& fa
   return {"forward_sm90_few_rows",
           facts.arch,
           variant.tile_q,
-          shape::tile_keys(layer.head_dim, layer.value_dim(), variant.tile_q),
+          shape::tile_keys(few_rows_shape(layer), variant.tile_q),
           {{"num_warps", launch.num_warps},
            {"num_stages", launch.num_stages},
            {"min_ctas", launch.min_ctas},
@@ -88,18 +95,17 @@ void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams&
   const Variant variant = variant_of(launch);
   const shape::LaunchShape shape = shape_of(layer_, variant);
   const bool paged = layer_.cache.has_value();
-  const int32_t head_dim = layer_.head_dim;
-  const int32_t head_dim_v = layer_.value_dim();
+  const shape::KeyValueShape kv = few_rows_shape(layer_);
   const FewRowsParams few{params, launch.items, launch.num_items, tickets};
   jit::CUtensorMap key{};
   jit::CUtensorMap value{};
   if (!paged || layer_.cache->page_size % shape::kBoxKeys == 0) {
-    key = pages_map(call.key, paged, head_dim, "key");
-    value = pages_map(call.value, paged, head_dim_v, "value");
+    key = pages_map(call.key, paged, kv.head_dim, "key");
+    value = pages_map(call.value, paged, kv.head_dim_v, "value");
   }
-  const int tile_kv = shape::tile_keys(head_dim, head_dim_v, variant.tile_q);
-  const int shared_bytes = shape::smem_layout(head_dim, head_dim_v, variant.tile_q, tile_kv, shape.num_warps,
-                                              shape.num_stages, cluster_size(variant.clustered))
+  const int tile_kv = shape::tile_keys(kv, variant.tile_q);
+  const int shared_bytes = shape::smem_layout(kv, variant.tile_q, tile_kv, shape.num_warps, shape.num_stages,
+                                              cluster_size(variant.clustered))
                                .total_bytes;
   qkv::cuda::launch(kernel_of(variant),
                     {.grid_x = grid_of(launch, shape.min_ctas),

@@ -32,6 +32,9 @@ inline constexpr const char* kFewRowsNeeds =
     "sm_90a, head sizes that are multiples of 16 up to 256, and at most 32 query heads a KV head (16 where values are "
     "wider than 128)";
 
+// How the layer's keys and values lie in the cache, as its shapes depend on it.
+index::few_rows::KeyValueShape few_rows_shape(const LayerSpec& layer);
+
 class ForwardSm90FewRows {
  public:
   // What a kernel is compiled for besides the layer. None but tile_q changes bits.

@@ -96,7 +96,9 @@ plan::CutBounds cut_bounds(const LayerSpec& layer, const ForwardKernels& kernels
   bounds.rows_per_block = cut.tile_q;
   bounds.rows_per_block_most = cut.rows_per_item;
   bounds.tile_kv = cut.tile_kv;
-  bounds.few_rows_splits = kernels.few_rows_sm90 ? few_rows::split_bounds(layer.num_kv_heads) : fixed(split_keys);
+  bounds.few_rows_splits = kernels.few_rows_sm90
+                               ? few_rows::split_bounds(layer.num_kv_heads, few_rows_shape(layer).element_bytes)
+                               : fixed(split_keys);
   bounds.many_rows_splits = fixed(4 * split_keys);
   return bounds;
 }

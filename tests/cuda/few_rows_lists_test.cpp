@@ -16,12 +16,12 @@ namespace shape = index::few_rows;
 plan::PlanData plan_of(const tools::Case& c) {
   const tools::CaseData data(c);
   const int32_t dim = c.layer.head_dim;
+  const shape::KeyValueShape kv{dim, dim, 2, false};
   return plan::build(c.layer, data.batch(), [&](int32_t q_len, int32_t kv_len) -> index::RequestCut {
     const int32_t rows = q_len * c.layer.group_size();
     if (rows > shape::max_rows(dim)) return {false, q_len, 128, INT32_MAX};
     const int tile_q = shape::tile_rows(rows);
-    return {true, q_len, shape::tile_keys(dim, dim, tile_q),
-            shape::split_keys(kv_len, c.layer.num_kv_heads, dim, dim, tile_q)};
+    return {true, q_len, shape::tile_keys(kv, tile_q), shape::split_keys(kv, kv_len, c.layer.num_kv_heads, tile_q)};
   });
 }
 

@@ -5,6 +5,7 @@
 #include "core/index/forward_sm80_shape.hpp"
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/forward_sm90_many_rows_shape.hpp"
+#include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/kernel_key.hpp"
 #include "jit/module.hpp"
 #include "jit/needs_nvrtc.hpp"
@@ -81,6 +82,10 @@ std::vector<LayerSpec> matrix() {
   add_float8(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
   layers.back().shard = {2, 4, 8};
   layers.back().alibi_slopes.assign(8, 0.5F);
+  add_float8(gpu_layer(8, 64, 64, CacheSpec{16}), DType::f8e5m2, CacheScales::per_tensor);
+  layers.back().mask = mask::document() & mask::window(100, 20);
+  layers.back().alibi_per_request = true;
+  add_float8(gpu_layer(4, 192, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
   return layers;
 }
 
@@ -146,18 +151,19 @@ TEST_P(kernels_compile, forward_sm90_few_rows) {
   const LayerSpec layer = matrix()[GetParam()];
   const int head_dim = layer.head_dim;
   const int head_dim_v = layer.value_dim();
-  if (uses_float8(layer) || !shape::supports(head_dim, head_dim_v)) return;  // the sm_80 kernel runs these
+  if (!shape::supports(head_dim, head_dim_v)) return;  // the sm_80 kernel runs these
+  const shape::KeyValueShape kv = few_rows_shape(layer);
   for (int tile_q = shape::tile_rows(layer.group_size()); tile_q <= shape::max_rows(head_dim_v); tile_q *= 2) {
     // One of both kinds of launch for each tile: both are compiled for the smallest.
     for (const auto& [few_items, takes_turns] :
          {std::pair(true, false), std::pair(false, false), std::pair(false, true)}) {
       if (few_items && tile_q != shape::tile_rows(layer.group_size())) continue;
-      const shape::LaunchShape launch = shape::launch_shape(head_dim, head_dim_v, tile_q, few_items);
+      const shape::LaunchShape launch = shape::launch_shape(kv, tile_q, few_items);
       const jit::Compiled compiled =
           jit::compile(forward_source(layer, {"forward_sm90_few_rows",
                                               "sm_90a",
                                               tile_q,
-                                              shape::tile_keys(head_dim, head_dim_v, tile_q),
+                                              shape::tile_keys(kv, tile_q),
                                               {{"num_warps", launch.num_warps},
                                                {"num_stages", launch.num_stages},
                                                {"min_ctas", launch.min_ctas},
@@ -166,6 +172,8 @@ TEST_P(kernels_compile, forward_sm90_few_rows) {
       EXPECT_EQ(compiled.entry, "forward_sm90_few_rows");
       // What is kept from turn to turn: some words, where the rows alone fill the registers.
       EXPECT_LE(compiled.usage.spill_store_bytes, (takes_turns ? 128 : 0) + spills_of_distances(layer)) << compiled.log;
+      EXPECT_LE(compiled.usage.stack_bytes, (takes_turns ? 128 : 0) + spills_of_distances(layer))
+          << "an array of registers is in memory";
     }
   }
 }

@@ -179,19 +179,37 @@ TEST(select, cache_and_merge_kernels_belong_to_the_layer) {
   unsetenv("QKV_CHECK");
 }
 
-TEST(select, layers_of_8_bit_floats_run_the_sm80_kernel_and_the_cache_write_that_quantises) {
+TEST(select, layers_of_8_bit_floats_run_hoppers_kernel_for_few_rows_and_the_cache_write_that_quantises) {
   for (const bool output : {false, true}) {
     LayerSpec layer = gpu_layer(8, 2, 128);
     layer.cache = CacheSpec{16, output ? CacheScales::none : CacheScales::per_token_head};
     (output ? layer.output_dtype.emplace() : layer.kv_dtype) = DType::f8e4m3;
     const ForwardKernels kernels = forward_kernels(layer, facts_of("sm_90a"));
-    EXPECT_FALSE(kernels.few_rows_sm90);
+    EXPECT_TRUE(kernels.few_rows_sm90);
     EXPECT_FALSE(kernels.many_rows_sm90);
     std::string names;
     for (const jit::Source& source : reachable_sources(layer, facts_of("sm_90a"), {})) names += source.name + '\n';
     EXPECT_THAT(names, HasSubstr(output ? "cache_write" : "cache_quantise"));
-    EXPECT_THAT(names, ::testing::Not(HasSubstr("sm90")));
+    EXPECT_THAT(names, HasSubstr("forward_sm90_few_rows"));
+    EXPECT_THAT(names, ::testing::Not(HasSubstr("forward_sm90_many_rows")));
+    EXPECT_FALSE(forward_kernels(layer, facts_of("sm_80")).few_rows_sm90);
   }
+}
+
+// Half the bytes a key: twice the keys a split, so that what a CTA reads and leaves behind stays in proportion.
+TEST(select, splits_of_8_bit_caches_have_twice_the_keys) {
+  const DeviceFacts facts = facts_of("sm_90a");
+  LayerSpec wide = gpu_layer(8, 2, 128);
+  wide.cache = CacheSpec{16};
+  LayerSpec narrow = wide;
+  narrow.kv_dtype = DType::f8e5m2;
+  narrow.cache->scales = CacheScales::per_head;
+  const auto split_keys = [&](const LayerSpec& layer, int32_t kv_len) {
+    return cut_request(layer, forward_kernels(layer, facts), 1, kv_len).split_keys;
+  };
+  EXPECT_EQ(split_keys(wide, 20'000), 512);
+  EXPECT_EQ(split_keys(narrow, 20'000), 1024);
+  EXPECT_EQ(split_keys(narrow, 1'000'000), split_keys(wide, 1'000'000));  // 64 splits are the most of either
 }
 
 TEST(select, unknown_architecture_is_refused_with_those_that_are_known) {

@@ -202,6 +202,40 @@ TEST_F(gpu, casebook_059_and_061_scales_of_every_granularity) {
   }
 }
 
+// Few rows: every tile of 4 to 32 rows, head sizes whose rows are whole loads and such that end in half a load, boxes
+// and gathers, splits that join in clusters and by tickets. Each request also runs alone, with the same bits.
+TEST_F(gpu, few_rows_of_8_bit_caches) {
+  for (const auto& [head_dim, head_dim_v, page_size] : {std::array{128, 128, 16},
+                                                        {128, 128, 64},
+                                                        {128, 128, 3},
+                                                        {64, 64, 16},
+                                                        {80, 48, 16},
+                                                        {192, 128, 1},
+                                                        {256, 256, 16}}) {
+    for (const CacheScales granularity : {CacheScales::per_request_head, CacheScales::per_token_head}) {
+      for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+        auto c = fp8(granularity, dtype, {1, 2, 3, 4, 1, 1}, {3000, 900, 700, 40, 18'000, 40'000});
+        c.layer.head_dim = head_dim;
+        c.layer.head_dim_v = head_dim_v;
+        c.layer.cache->page_size = page_size;
+        expect_agrees_on_gpu(c);
+      }
+    }
+  }
+}
+
+// bf16 reaches further than the f16 in which 8-bit keys are multiplied.
+TEST_F(gpu, queries_beyond_f16_meet_8_bit_keys) {
+  for (const float magnitude : {1e-30F, 1e-8F, 1e6F, 1e30F}) {
+    for (const int32_t q_len : {1, 8}) {
+      auto c = fp8(CacheScales::per_head, DType::f8e4m3, {q_len}, {700});
+      c.magnitude = magnitude;
+      c.layer.scale = 0.1F / magnitude;
+      expect_agrees_on_gpu(c);
+    }
+  }
+}
+
 TEST_F(gpu, casebook_064_scales_may_change_between_replays) {
   auto c = fp8(CacheScales::per_head, DType::f8e4m3, {1, 40, 20}, {1, 40, 20});  // all keys are new
   tools::CaseData data(c);

@@ -14,12 +14,25 @@ constexpr int kSmemAlignment = 1024;
 constexpr int kMaxSmemBytes = 227 * 1024;
 constexpr int kMaxClusterSplits = 8;
 constexpr int kMaxSplits = 64;
-constexpr int kElementBytes = 2;
+constexpr int kQueryBytes =
+    2;  // of an element: queries are multiplied in 16 bits, whatever keys and values are kept in
 constexpr int kBarrierBytes = 8;
 constexpr int kTurnBytes = 16;
 
 QKV_HOST_DEVICE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 QKV_HOST_DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+// How keys and values lie in the cache. 8-bit elements are widened to 16 bits in registers.
+struct KeyValueShape {
+  int head_dim;
+  int head_dim_v;
+  int element_bytes;  // 2 or 1
+  bool token_scales;  // 8 bits: each token has scales of its own, which travel with the tiles
+
+  QKV_HOST_DEVICE constexpr int key_bytes() const { return head_dim * element_bytes; }
+  QKV_HOST_DEVICE constexpr int value_bytes() const { return head_dim_v * element_bytes; }
+  QKV_HOST_DEVICE constexpr int token_bytes() const { return key_bytes() + value_bytes(); }
+};
 
 // Packed rows of a request that the kernel can take: the output's accumulators fill 128 registers.
 QKV_HOST_DEVICE constexpr int max_rows(int head_dim_v) { return head_dim_v <= 128 ? 32 : head_dim_v <= 256 ? 16 : 0; }
@@ -33,20 +46,15 @@ QKV_HOST_DEVICE constexpr bool supports(int head_dim, int head_dim_v) {
 QKV_HOST_DEVICE constexpr int tile_rows(int rows) { return rows <= 4 ? 4 : rows <= 8 ? 8 : rows <= 16 ? 16 : 32; }
 QKV_HOST_DEVICE constexpr int num_row_blocks(int tile_q) { return (tile_q + 7) / 8; }
 
-// Keys a warp takes at once: 16 KB of keys and values. 32 keys are two boxes, whose products don't wait for each other.
-QKV_HOST_DEVICE constexpr int tile_keys(int head_dim, int head_dim_v, int tile_q) {
-  return tile_q <= 16 && (head_dim + head_dim_v) * kElementBytes <= 512 ? 32 : 16;
+// Keys a warp takes at once: up to 16 KB of keys and values. 32 keys are two boxes, whose products don't wait for each
+// other; more would only lengthen the last tile.
+QKV_HOST_DEVICE constexpr int tile_keys(const KeyValueShape& kv, int tile_q) {
+  return tile_q <= 16 && kv.token_bytes() <= 512 ? 32 : 16;
 }
 
 // A split's tiles are dealt out to lanes, and each lane has a state of its own. A CTA has a warp a lane, or fewer
 // warps, which then take one lane after another and keep the earlier states: 8 lanes where a state is at most 2 KB.
 QKV_HOST_DEVICE constexpr int num_lanes(int tile_q, int head_dim_v) { return tile_q * head_dim_v <= 512 ? 8 : 4; }
-
-// The widest piece of a row that the copy engine lays down as one swizzled column.
-QKV_HOST_DEVICE constexpr int chunk_bytes(int head_dim) {
-  const int row_bytes = head_dim * kElementBytes;
-  return row_bytes % 128 == 0 ? 128 : row_bytes % 64 == 0 ? 64 : 32;
-}
 
 // Query fragments live in registers while these are few.
 QKV_HOST_DEVICE constexpr bool query_in_smem(int tile_q, int head_dim) { return tile_q * head_dim > 2048; }
@@ -54,16 +62,19 @@ QKV_HOST_DEVICE constexpr bool query_in_smem(int tile_q, int head_dim) { return 
 // Floats between two rows of a warp's state in shared memory: 4 more, so that the lanes of a store hit 32 banks.
 QKV_HOST_DEVICE constexpr int state_pitch(int head_dim_v) { return head_dim_v + 4; }
 
-QKV_HOST_DEVICE constexpr int key_stage_bytes(int head_dim, int tile_kv) {
-  return round_up(tile_kv * head_dim * kElementBytes, kSmemAlignment);
+// A stage of keys or of values.
+QKV_HOST_DEVICE constexpr int stage_bytes(int row_bytes, int tile_kv) {
+  return round_up(tile_kv * row_bytes, kSmemAlignment);
 }
 
 // Offsets in a CTA's dynamic shared memory.
 struct SmemLayout {
-  int warp_bytes;  // a warp's ring; later the state of its last lane, since nothing is under way then
-  int query;       // [tile_q, head_dim], swizzled
-  int states;      // of the earlier lanes
+  int warp_bytes;     // a warp's ring; later the state of its last lane, since nothing is under way then
+  int query;          // [tile_q, head_dim], swizzled
+  int query_factors;  // 8 bits: of the rows in `query`
+  int states;         // of the earlier lanes
   int state_bytes;
+  int scales;    // [num_warps, num_stages, 2, tile_kv]: of the tokens of a stage, keys' and values'
   int received;  // states of the cluster's splits: this CTA's share of the elements
   int received_lse;
   int barriers;  // [num_warps, num_stages] for keys, the same for values, one for received states
@@ -72,21 +83,23 @@ struct SmemLayout {
   int total_bytes;
 };
 
-QKV_HOST_DEVICE constexpr SmemLayout smem_layout(int head_dim, int head_dim_v, int tile_q, int tile_kv, int warps,
+QKV_HOST_DEVICE constexpr SmemLayout smem_layout(const KeyValueShape& kv, int tile_q, int tile_kv, int warps,
                                                  int stages, int cluster_size) {
-  const int stage = key_stage_bytes(head_dim, tile_kv) + key_stage_bytes(head_dim_v, tile_kv);
+  constexpr int kFloat = static_cast<int>(sizeof(float));
+  const int stage = stage_bytes(kv.key_bytes(), tile_kv) + stage_bytes(kv.value_bytes(), tile_kv);
+  const bool in_smem = query_in_smem(tile_q, kv.head_dim);
   const bool clustered = cluster_size > 1;
   SmemLayout layout{};
-  layout.state_bytes = tile_q * (state_pitch(head_dim_v) + 2) * static_cast<int>(sizeof(float));
+  layout.state_bytes = tile_q * (state_pitch(kv.head_dim_v) + 2) * kFloat;
   layout.warp_bytes = round_up(larger(stages * stage, layout.state_bytes), kSmemAlignment);
   layout.query = warps * layout.warp_bytes;
-  layout.states = layout.query + (query_in_smem(tile_q, head_dim) ? tile_q * head_dim * kElementBytes : 0);
-  layout.received = layout.states + (num_lanes(tile_q, head_dim_v) - warps) * layout.state_bytes;
+  layout.query_factors = layout.query + (in_smem ? tile_q * kv.head_dim * kQueryBytes : 0);
+  layout.states = layout.query_factors + (in_smem && kv.element_bytes == 1 ? tile_q * kFloat : 0);
+  layout.scales = layout.states + (num_lanes(tile_q, kv.head_dim_v) - warps) * layout.state_bytes;
+  layout.received = layout.scales + (kv.token_scales ? warps * stages * 2 * tile_kv * kFloat : 0);
   // A share is rounded up to whole vectors, once a split.
-  layout.received_lse =
-      layout.received +
-      (clustered ? (tile_q * head_dim_v / 4 + cluster_size) * 4 * static_cast<int>(sizeof(float)) : 0);
-  layout.barriers = layout.received_lse + (clustered ? cluster_size * tile_q * static_cast<int>(sizeof(float)) : 0);
+  layout.received_lse = layout.received + (clustered ? (tile_q * kv.head_dim_v / 4 + cluster_size) * 4 * kFloat : 0);
+  layout.barriers = layout.received_lse + (clustered ? cluster_size * tile_q * kFloat : 0);
   layout.flag = layout.barriers + (2 * warps * stages + 1) * kBarrierBytes;
   layout.turn = layout.flag + kBarrierBytes;
   layout.total_bytes = layout.turn + kTurnBytes;
@@ -94,17 +107,24 @@ QKV_HOST_DEVICE constexpr SmemLayout smem_layout(int head_dim, int head_dim_v, i
 }
 
 // Keys of a split at least: 128 KB of keys and values, more where states are large against them.
-QKV_HOST_DEVICE constexpr int least_split_keys(int head_dim, int head_dim_v, int tile_q) {
-  const int keys = (head_dim + head_dim_v) * kElementBytes <= 256 ? 512 : 256;
+QKV_HOST_DEVICE constexpr int least_split_keys(const KeyValueShape& kv, int tile_q) {
+  const int keys = kv.token_bytes() <= 256 ? 512 : 256;
   return tile_q <= 8 ? keys : tile_q <= 16 ? 2 * keys : 8 * keys;
 }
 
+// Up to 8 times as many keys lie in at most 8 splits; beyond, no split is shorter. Fewer KV heads need more splits to
+// fill a machine, keys of half the bytes half as many.
+QKV_HOST_DEVICE constexpr int long_split_keys(int num_kv_heads, int element_bytes) {
+  const int keys_of_16_bits = num_kv_heads >= 8 ? 2048 : num_kv_heads >= 4 ? 1024 : 512;
+  return keys_of_16_bits * 2 / element_bytes;
+}
+
 // Keys of a split, on the absolute grid of its multiples. Up to 8 splits join within a cluster or by a ticket (the bits
-// are the same), more by a ticket. Fewer KV heads need more splits to fill a machine.
-QKV_HOST_DEVICE constexpr int split_keys(int kv_len, int num_kv_heads, int head_dim, int head_dim_v, int tile_q) {
+// are the same), more by a ticket.
+QKV_HOST_DEVICE constexpr int split_keys(const KeyValueShape& kv, int kv_len, int num_kv_heads, int tile_q) {
   constexpr int kGrain = 128;
-  const int least = least_split_keys(head_dim, head_dim_v, tile_q);
-  const int longest = larger(least, num_kv_heads >= 8 ? 2048 : num_kv_heads >= 4 ? 1024 : 512);
+  const int least = least_split_keys(kv, tile_q);
+  const int longest = larger(least, long_split_keys(num_kv_heads, kv.element_bytes));
   if (kv_len > kMaxClusterSplits * longest) {
     return larger(longest, round_up((kv_len - 1) / kMaxSplits + 1, kGrain));
   }
@@ -112,8 +132,8 @@ QKV_HOST_DEVICE constexpr int split_keys(int kv_len, int num_kv_heads, int head_
 }
 
 // What split_keys comes to at most.
-QKV_HOST_DEVICE constexpr SplitBounds split_bounds(int num_kv_heads) {
-  return {kMaxClusterSplits, num_kv_heads >= 8 ? 2048 : num_kv_heads >= 4 ? 1024 : 512, kMaxSplits};
+QKV_HOST_DEVICE constexpr SplitBounds split_bounds(int num_kv_heads, int element_bytes) {
+  return {kMaxClusterSplits, long_split_keys(num_kv_heads, element_bytes), kMaxSplits};
 }
 
 // A CTA. Few items: each has an SM to itself, and the time of one item counts. Many: three or more share an SM, so that
@@ -124,19 +144,34 @@ struct LaunchShape {
   int min_ctas;
 };
 
-QKV_HOST_DEVICE constexpr LaunchShape launch_shape(int head_dim, int head_dim_v, int tile_q, bool few_items) {
+// Stages of a warp's ring. Tiles of 8 bits have half the bytes, so more of them are under way: 192 KB on an SM, as of
+// 16 bits.
+QKV_HOST_DEVICE constexpr int num_stages(const KeyValueShape& kv, int tile_q, bool few_items, int warps_of_sm) {
+  if (kv.element_bytes == 2) return (few_items ? warps_of_sm == 4 : tile_q > 16) ? 2 : 1;
+  constexpr int kBytesUnderWay = 192 * 1024;
+  constexpr int kMost = 4;
+  const int stages = kBytesUnderWay / (warps_of_sm * tile_keys(kv, tile_q) * kv.token_bytes());
+  return stages < 1 ? 1 : stages < kMost ? stages : kMost;
+}
+
+QKV_HOST_DEVICE constexpr int sm_bytes(const KeyValueShape& kv, int tile_q, const LaunchShape& launch) {
+  constexpr int kReservedBytes = 1024;  // a CTA's, the driver's own
+  return launch.min_ctas * (kReservedBytes + smem_layout(kv, tile_q, tile_keys(kv, tile_q), launch.num_warps,
+                                                         launch.num_stages, kMaxClusterSplits)
+                                                 .total_bytes);
+}
+
+QKV_HOST_DEVICE constexpr LaunchShape launch_shape(const KeyValueShape& kv, int tile_q, bool few_items) {
   constexpr int kSmemOfSm = 228 * 1024;
-  constexpr int kReservedBytes = 1024;
-  const int lanes = num_lanes(tile_q, head_dim_v);
-  if (few_items) return {lanes, lanes == 8 ? 1 : 2, 1};
-  LaunchShape launch{4, tile_q > 16 ? 2 : 1, 3};
-  if (tile_q > 16 || head_dim_v > 128 || head_dim > 192) launch.min_ctas = 2;
-  if (tile_q <= 8 && head_dim <= 64 && head_dim_v <= 64) launch.min_ctas = 5;
-  const int tile_kv = tile_keys(head_dim, head_dim_v, tile_q);
-  const int bytes = kReservedBytes + smem_layout(head_dim, head_dim_v, tile_q, tile_kv, launch.num_warps,
-                                                 launch.num_stages, kMaxClusterSplits)
-                                         .total_bytes;
-  while (launch.min_ctas > 1 && launch.min_ctas * bytes > kSmemOfSm) --launch.min_ctas;
+  const int lanes = num_lanes(tile_q, kv.head_dim_v);
+  LaunchShape launch = few_items ? LaunchShape{lanes, 1, 1} : LaunchShape{4, 1, 3};
+  if (!few_items) {
+    if (tile_q > 16 || kv.head_dim_v > 128 || kv.head_dim > 192 || kv.token_scales) launch.min_ctas = 2;
+    if (tile_q <= 8 && kv.head_dim <= 64 && kv.head_dim_v <= 64) launch.min_ctas = 5;
+  }
+  launch.num_stages = num_stages(kv, tile_q, few_items, launch.num_warps * launch.min_ctas);
+  while (launch.min_ctas > 1 && sm_bytes(kv, tile_q, launch) > kSmemOfSm) --launch.min_ctas;
+  while (launch.num_stages > 1 && sm_bytes(kv, tile_q, launch) > kSmemOfSm) --launch.num_stages;
   return launch;
 }
 

@@ -1,7 +1,8 @@
 // How keys and values of a warp's tiles get into its shared memory: the walk over the item's segments, the page table,
 // and two ways to copy (tensor copies where a page holds whole boxes of 16 keys, else 16-byte gathers), which lay down
 // the same bytes. Keys and values have rings of their own, so that a stage of keys is refilled while its values are
-// still in use. Only pages of the segment's own keys are looked up and read.
+// still in use. Scales of tokens come along, each lane bringing one. Only pages of the segment's own keys are looked up
+// and read.
 #pragma once
 
 #include "few_rows_params.hpp"
@@ -72,12 +73,14 @@ class TileLoader {
     look_up();
   }
 
-  __device__ __forceinline__ void copy_keys(unsigned shared, unsigned barrier) {
-    copy<key::head_dim>(params_.forward.key, key_map_, shared, barrier);
+  __device__ __forceinline__ void copy_keys(unsigned shared, unsigned scales, unsigned barrier) {
+    copy<KeyBox>(params_.forward.key, key_map_, shared, barrier);
+    if constexpr (key::token_scales) copy_scales(params_.forward.key_scale, scales, barrier);
   }
 
-  __device__ __forceinline__ void copy_values(unsigned shared, unsigned barrier) {
-    copy<key::head_dim_v>(params_.forward.value, value_map_, shared, barrier);
+  __device__ __forceinline__ void copy_values(unsigned shared, unsigned scales, unsigned barrier) {
+    copy<ValueBox>(params_.forward.value, value_map_, shared, barrier);
+    if constexpr (key::token_scales) copy_scales(params_.forward.value_scale, scales, barrier);
   }
 
  private:
@@ -110,19 +113,18 @@ class TileLoader {
     }
   }
 
-  template <int kDim>
+  template <typename Box>
   __device__ __forceinline__ void copy(const KeyValueLayout& layout, const ptx::TensorMap& map, unsigned shared,
                                        unsigned barrier) {
     if constexpr (kCopyBoxes) {
-      if (lane_ == 0) copy_boxes<kDim>(map, shared, barrier);
+      if (lane_ == 0) copy_boxes<Box>(map, shared, barrier);
     } else {
-      gather<kDim>(layout, shared);
+      gather<Box>(layout, shared);
     }
   }
 
-  template <int kDim>
+  template <typename Box>
   __device__ __forceinline__ void copy_boxes(const ptx::TensorMap& map, unsigned shared, unsigned barrier) {
-    using Box = SwizzledTile<kDim, shape::kBoxKeys>;
     const int boxes = kBoxes == 1 || tile.begin + shape::kBoxKeys >= tile.end ? 1 : 2;
     ptx::mbarrier_arrive_expect_bytes(barrier, boxes * Box::kBytes);
 #pragma unroll
@@ -135,26 +137,39 @@ class TileLoader {
   }
 
   // Rows behind the segment's end are filled with zeros.
-  template <int kDim>
+  template <typename Box>
   __device__ __forceinline__ void gather(const KeyValueLayout& layout, unsigned shared) {
-    using Box = SwizzledTile<kDim, shape::kBoxKeys>;
-    const char* base =
-        static_cast<const char*>(layout.data) + item_.kv_head * layout.head_stride * shape::kElementBytes;
+    constexpr int kPieces = kTileKeys * Box::kRowUnits;
+    const char* base = static_cast<const char*>(layout.data) + item_.kv_head * layout.head_stride * kElementBytes;
     const int own_key = tile.begin + lane_ % kTileKeys;
     const bool own_is_read = own_key < tile.end;
     const long long own_offset =
-        own_is_read ? (pages_[0] * layout.page_stride + token_of(own_key) * layout.token_stride) * shape::kElementBytes
-                    : 0;
+        own_is_read ? (pages_[0] * layout.page_stride + token_of(own_key) * layout.token_stride) * kElementBytes : 0;
 #pragma unroll
-    for (int first = 0; first < kTileKeys * Box::kRowUnits; first += shape::kWarpSize) {
+    for (int first = 0; first < kPieces; first += shape::kWarpSize) {
       const int piece = first + lane_;
       const int row = piece / Box::kRowUnits;
       const int unit = piece % Box::kRowUnits;
       const long long offset = __shfl_sync(0xffffffff, own_offset, row);
       const bool is_read = tile.begin + row < tile.end;
+      if (kPieces % shape::kWarpSize != 0 && piece >= kPieces) break;
       ptx::cp_async_16(shared + row / shape::kBoxKeys * Box::kBytes + Box::offset(row % shape::kBoxKeys, unit),
                        base + offset + unit * 16, is_read ? 16 : 0);
     }
+  }
+
+  // Lane i brings that of the tile's key i; of keys behind the segment's end, zero. A barrier that boxes arrive at
+  // counts the lanes, too; gathers are in a group.
+  __device__ __forceinline__ void copy_scales(const KeyValueScales& scales, unsigned shared, unsigned barrier) {
+    const int key = tile.begin + lane_;
+    if (lane_ < kTileKeys) {
+      const int page = kCopyBoxes && lane_ >= shape::kBoxKeys ? pages_[kBoxes - 1] : pages_[0];
+      const bool is_read = key < tile.end;
+      const long long offset = page * scales.page_stride + token_of(key) * scales.token_stride;
+      const float* base = scales.data + item_.kv_head * scales.head_stride;
+      ptx::cp_async_4(shared + lane_ * static_cast<int>(sizeof(float)), base + (is_read ? offset : 0), is_read ? 4 : 0);
+    }
+    if constexpr (kCopyBoxes) ptx::cp_async_arrive(barrier);
   }
 
   const FewRowsParams& params_;

@@ -3,11 +3,13 @@
 // memory of a cluster or through global memory and a ticket. Both ways run the same arithmetic on the same numbers.
 #pragma once
 
+#include "dtype_codes.cuh"
 #include "few_rows_params.hpp"
 #include "few_rows_tile.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/convert.cuh"
+#include "ptx/float8.cuh"
 #include "ptx/ldmatrix.cuh"
 #include "ptx/mbarrier.cuh"
 #include "softmax.cuh"
@@ -110,13 +112,19 @@ __device__ __forceinline__ void join_sink(State& state, float sink) {
   state.lse = natural_lse(max * kLog2e, total);
 }
 
-// 4 elements of a row as out_dtype.
-__device__ __forceinline__ void store_mean(void* out, long long element, const float4& mean) {
-  if constexpr (key::out_dtype == 0) {
+// 4 elements of a row as out_dtype; 8-bit ones in units of *out_scale.
+__device__ __forceinline__ void store_mean(void* out, long long element, const float4& mean, const float* out_scale) {
+  if constexpr (key::out_dtype == kF32) {
     *reinterpret_cast<float4*>(static_cast<float*>(out) + element) = mean;
+  } else if constexpr (is_float8(key::out_dtype)) {
+    const float scale = *out_scale;
+    constexpr bool kOutE4M3 = key::out_dtype == kF8E4M3;
+    const unsigned low = ptx::pack_float8<kOutE4M3>(__fdiv_rn(mean.x, scale), __fdiv_rn(mean.y, scale));
+    const unsigned high = ptx::pack_float8<kOutE4M3>(__fdiv_rn(mean.z, scale), __fdiv_rn(mean.w, scale));
+    *reinterpret_cast<unsigned*>(static_cast<char*>(out) + element) = low | high << 16;
   } else {
-    constexpr bool kBf16 = key::out_dtype == 2;
-    const uint2 packed = {ptx::pack_16<kBf16>(mean.x, mean.y), ptx::pack_16<kBf16>(mean.z, mean.w)};
+    constexpr bool kOutBf16 = key::out_dtype == kBf16;
+    const uint2 packed = {ptx::pack_16<kOutBf16>(mean.x, mean.y), ptx::pack_16<kOutBf16>(mean.z, mean.w)};
     *reinterpret_cast<uint2*>(static_cast<unsigned short*>(out) + element) = packed;
   }
 }
@@ -133,8 +141,14 @@ __device__ __forceinline__ float* lane_state(char* smem, int key_lane) {
 // One item's end. Vectors are 4 elements of a row; vector v = row·kRowVectors + d/4.
 class ItemEnd {
  public:
-  __device__ __forceinline__ ItemEnd(const FewRowsParams& params, const FewRowsItem& item, char* smem)
-      : params_(params), item_(item), smem_(smem), rows_((item.query_end - item.query_begin) * key::group_size) {}
+  // value_scale: of all values of the item, 1 where they have none in common.
+  __device__ __forceinline__ ItemEnd(const FewRowsParams& params, const FewRowsItem& item, char* smem,
+                                     float value_scale)
+      : params_(params),
+        item_(item),
+        smem_(smem),
+        value_scale_(value_scale),
+        rows_((item.query_end - item.query_begin) * key::group_size) {}
 
   // After a barrier behind the last store of a lane's state.
   __device__ __forceinline__ void run() {
@@ -177,7 +191,12 @@ class ItemEnd {
       total = __fmaf_rn(weight, max_and_sum[i].y, total);
       add_scaled(sum, weight, *reinterpret_cast<const float4*>(state_of(i) + place));
     }
-    return {mean_of(sum, total), natural_lse(max, total)};
+    State state = {mean_of(sum, total), natural_lse(max, total)};
+    if constexpr (kFloat8 && !key::token_scales) {
+      state.mean = {state.mean.x * value_scale_, state.mean.y * value_scale_, state.mean.z * value_scale_,
+                    state.mean.w * value_scale_};
+    }
+    return state;
   }
 
   __device__ __forceinline__ void finish(int v, State state) const {
@@ -187,7 +206,8 @@ class ItemEnd {
     const int head = item_.kv_head * key::group_size + row % key::group_size;
     const long long token = item_.query_token + row / key::group_size;
     if (params.sinks != nullptr) join_sink(state, params.sinks[head]);
-    store_mean(params.out, token * params.out_token_stride + head * params.out_head_stride + d, state.mean);
+    store_mean(params.out, token * params.out_token_stride + head * params.out_head_stride + d, state.mean,
+               params.out_scale);
     if (d == 0 && params.lse != nullptr) {
       params.lse[head * params.lse_head_stride + token * params.lse_token_stride] = state.lse;
     }
@@ -272,6 +292,7 @@ class ItemEnd {
   const FewRowsParams& params_;
   const FewRowsItem& item_;
   char* smem_;
+  const float value_scale_;
   const int rows_;
 };
 

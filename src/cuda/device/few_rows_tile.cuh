@@ -2,45 +2,30 @@
 #pragma once
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
+#include "core/index/swizzled_tile.hpp"
+#include "dtype_codes.cuh"
 
 namespace qkv::cuda::few_rows {
 
 namespace shape = index::few_rows;
 
+constexpr bool kFloat8 = is_float8(key::kv_dtype);
+constexpr bool kE4M3 = key::kv_dtype == kF8E4M3;
+constexpr bool kMathBf16 = key::is_bf16 && !kFloat8;  // else f16, which holds every number of both 8-bit formats
+constexpr int kElementBytes = size_of(key::kv_dtype);
+constexpr shape::KeyValueShape kKeyValue{key::head_dim, key::head_dim_v, kElementBytes, key::token_scales};
 constexpr int kThreads = key::num_warps * shape::kWarpSize;
 constexpr int kNumLanes = shape::num_lanes(key::tile_q, key::head_dim_v);
 constexpr int kTileKeys = key::tile_kv;
 constexpr int kBoxes = kTileKeys / shape::kBoxKeys;
 constexpr bool kPaged = key::page_size > 0;
 constexpr bool kCopyBoxes = key::page_size % shape::kBoxKeys == 0;  // dense keys, too
-constexpr shape::SmemLayout kLayout = shape::smem_layout(key::head_dim, key::head_dim_v, key::tile_q, key::tile_kv,
-                                                         key::num_warps, key::num_stages, key::cluster_size);
+constexpr shape::SmemLayout kLayout =
+    shape::smem_layout(kKeyValue, key::tile_q, key::tile_kv, key::num_warps, key::num_stages, key::cluster_size);
 constexpr int kReceivedBarrier = kLayout.barriers + 2 * key::num_warps * key::num_stages * shape::kBarrierBytes;
 
-// A matrix of 16-bit elements in shared memory: kRows x kDim as columns of kChunk bytes, each column kRows rows high.
-// 16-byte units of a row are exchanged by the copy engine's rule for swizzles of kChunk bytes, so that 8 rows of one
-// unit lie in 32 different banks.
-template <int kDim, int kRows>
-struct SwizzledTile {
-  static constexpr int kChunk = shape::chunk_bytes(kDim);
-  static constexpr int kChunkUnits = kChunk / 16;
-  static constexpr int kRowUnits = kDim * shape::kElementBytes / 16;
-  static constexpr int kColumnBytes = kRows * kChunk;
-  static constexpr int kBytes = kRows * kDim * shape::kElementBytes;
-
-  static __device__ __forceinline__ int swizzle(int row) { return (row * kChunk / 128) % kChunkUnits; }
-
-  static __device__ __forceinline__ int offset(int row, int unit) {
-    return unit / kChunkUnits * kColumnBytes + row * kChunk + ((unit % kChunkUnits) ^ swizzle(row)) * 16;
-  }
-
-  // The same for unit = 2·pair + odd, with what does not depend on `pair` computed once.
-  static __device__ __forceinline__ int lane_offset(int row, int odd) {
-    return row * kChunk + (odd ^ swizzle(row)) * 16;
-  }
-  static __device__ __forceinline__ unsigned address(unsigned base_and_lane_offset, int pair) {
-    return (base_and_lane_offset ^ (2 * pair % kChunkUnits * 16)) + 2 * pair / kChunkUnits * kColumnBytes;
-  }
-};
+using KeyBox = index::SwizzledTile<kKeyValue.key_bytes(), shape::kBoxKeys>;
+using ValueBox = index::SwizzledTile<kKeyValue.value_bytes(), shape::kBoxKeys>;
+using QueryTile = index::SwizzledTile<key::head_dim * shape::kQueryBytes, key::tile_q>;
 
 }  // namespace qkv::cuda::few_rows

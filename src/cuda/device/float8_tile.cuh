@@ -8,7 +8,8 @@
 namespace qkv::cuda {
 
 // The scale of a whole request and KV head.
-__device__ __forceinline__ float uniform_scale(const KeyValueScales& scales, const WorkItem& item) {
+template <typename Item>
+__device__ __forceinline__ float uniform_scale(const KeyValueScales& scales, const Item& item) {
   return scales.data[item.request * scales.request_stride + item.kv_head * scales.head_stride];
 }
 

@@ -2,7 +2,8 @@
 // come from. A CTA takes one item after another. The item's tiles of 16 or 32 keys are dealt out to 8 or 4 lanes; a
 // warp owns a lane (or two, one after another) and a piece of shared memory, so that no warp waits for another until
 // the item ends. Products have keys (then dimensions of V) as the matrix unit's 16 rows and query rows as its 8
-// columns: rows are padded to 8, not to 64. docs/forward_sm90_few_rows.md says why.
+// columns: rows are padded to 8, not to 64. Keys and values of 8 bits are widened to f16 between shared memory and
+// products. docs/forward_sm90_few_rows.md says why.
 //
 // Asks of the prologue, besides the common constants: tile_q (4, 8, 16 or 32 rows), tile_kv (keys of a warp's tile),
 // num_warps (divides num_lanes), num_stages (of each ring), min_ctas (of an SM), cluster_size (1: splits join by
@@ -15,7 +16,9 @@
 #include "few_rows_loads.cuh"
 #include "few_rows_merge.cuh"
 #include "few_rows_params.hpp"
+#include "few_rows_query.cuh"
 #include "few_rows_tile.cuh"
+#include "few_rows_widen.cuh"
 #include "mask_tile.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/ldmatrix.cuh"
@@ -25,43 +28,34 @@
 
 namespace qkv::cuda::few_rows {
 
-constexpr unsigned kAllLanes = 0xffffffff;
-constexpr int kBlocks = shape::num_row_blocks(key::tile_q);  // n8 tiles of rows
-constexpr int kKeySteps = key::head_dim / 16;
+constexpr int kLoadSteps = shape::steps_of_load(kElementBytes);  // products that one ldmatrix feeds
+constexpr int kKeyLoads = (kKeySteps + kLoadSteps - 1) / kLoadSteps;
 constexpr int kValueSteps = key::head_dim_v / 16;
-constexpr bool kQueryInSmem = shape::query_in_smem(key::tile_q, key::head_dim);
-constexpr int kKeyStageBytes = shape::key_stage_bytes(key::head_dim, kTileKeys);
-constexpr int kStageBytes = kKeyStageBytes + shape::key_stage_bytes(key::head_dim_v, kTileKeys);
-
-using KeyBox = SwizzledTile<key::head_dim, shape::kBoxKeys>;
-using ValueBox = SwizzledTile<key::head_dim_v, shape::kBoxKeys>;
-using QueryTile = SwizzledTile<key::head_dim, key::tile_q>;
+constexpr int kValueLoads = (kValueSteps + kLoadSteps - 1) / kLoadSteps;
+constexpr int kKeyStageBytes = shape::stage_bytes(kKeyValue.key_bytes(), kTileKeys);
+constexpr int kStageBytes = kKeyStageBytes + shape::stage_bytes(kKeyValue.value_bytes(), kTileKeys);
+constexpr int kScaleBytes = kTileKeys * static_cast<int>(sizeof(float));  // of a stage's keys, or values
 
 static_assert(shape::supports(key::head_dim, key::head_dim_v) && key::tile_q * key::head_dim_v <= 4096);
 static_assert(kBoxes == 1 || kBoxes == 2);
 static_assert(kBoxes * kBlocks * 4 <= 32, "a lane's elements are the bits of a word");
 static_assert(KeyBox::kBytes % (8 * KeyBox::kChunk) == 0 && ValueBox::kBytes % (8 * ValueBox::kChunk) == 0,
               "a box begins where the swizzle's pattern does");
+static_assert(kKeySteps % kLoadSteps == 0 || kBoxes * KeyBox::kBytes + KeyBox::kColumnBytes <= kKeyStageBytes,
+              "half of the last load is read behind the box, and not used");
+static_assert(kValueSteps % kLoadSteps == 0 ||
+              kBoxes * ValueBox::kBytes + ValueBox::kColumnBytes <= kStageBytes - kKeyStageBytes);
 
-// Two 16-bit elements at once; sets the high bit of each that is NaN or infinite.
-__device__ __forceinline__ unsigned nonfinite_bits(unsigned pair) {
-  constexpr unsigned kExponent = key::is_bf16 ? 0x7f80 : 0x7c00;
-  constexpr unsigned kLowest = key::is_bf16 ? 0x0080 : 0x0400;
-  return ((pair & (kExponent | kExponent << 16)) + (kLowest | kLowest << 16)) & 0x80008000;
-}
-
-// The rows of an item over the tiles of one warp. Of each 16 x 8 product a lane holds elements i = 0 … 3: key (or
-// dimension) lane/4 + 8·(i/2), row 2·(lane%4) + i%2.
+// The rows of an item over the tiles of one warp. Of each 16 x 8 product a lane holds elements i = 0 … 3: key
+// lane/4 + 8·(i/2), or dimension value_dim(i/2), row 2·(lane%4) + i%2.
 class WarpRows {
  public:
-  __device__ __forceinline__ WarpRows(const FewRowsParams& params, const FewRowsItem& item, unsigned query_smem,
-                                      int lane)
-      : params_(params.forward), item_(item), lane_(lane), query_smem_(query_smem) {
-    const int pair_row = lane_ % 8 + lane_ / 16 * 8;
-    const int pair_odd = lane_ / 8 % 2;
-    key_lane_offset_ = KeyBox::lane_offset(lane_ % 16, lane_ / 16);
-    value_lane_offset_ = ValueBox::lane_offset(pair_row, pair_odd);
-    query_smem_ += QueryTile::lane_offset(pair_row, pair_odd);
+  __device__ __forceinline__ WarpRows(const FewRowsParams& params, const FewRowsItem& item, char* smem, int lane)
+      : params_(params.forward), item_(item), rows_{params.forward, item}, lane_(lane), query_(rows_, smem, lane) {
+    const shape::LoadRow key_row = shape::key_load_row(lane_);
+    const shape::LoadRow value_row = shape::value_load_row(kElementBytes, lane_);
+    key_lane_offset_ = KeyBox::offset(key_row.key, key_row.unit);
+    value_lane_offset_ = ValueBox::offset(value_row.key, value_row.unit);
   }
 
   // Nothing seen yet.
@@ -72,6 +66,7 @@ class WarpRows {
       for (int e = 0; e < 2; ++e) {
         max_[n][e] = negative_infinity();
         sum_[n][e] = 0.0F;
+        if constexpr (key::token_scales) unit_[n][e] = kSmallestNormal;
       }
 #pragma unroll
       for (int m = 0; m < kValueSteps; ++m) {
@@ -81,50 +76,41 @@ class WarpRows {
     }
   }
 
-  // Fragments of the query rows; rows behind the item's are zeros.
   __device__ __forceinline__ void load_query() {
     if constexpr (key::alibi) load_slopes();
-    if constexpr (!kQueryInSmem) {
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-        const int row = 8 * n + lane_ / 4;
-        const unsigned* query = query_row(row) + lane_ % 4;
-#pragma unroll
-        for (int step = 0; step < kKeySteps; ++step) {
-          query_[step][n][0] = row < num_rows() ? query[8 * step] : 0;
-          query_[step][n][1] = row < num_rows() ? query[8 * step + 4] : 0;
-        }
-      }
-    }
+    query_.load();
   }
 
-  // All threads of the CTA; a barrier must follow.
-  __device__ __forceinline__ void copy_query_to_smem(char* smem) const {
-    for (int i = threadIdx.x; i < key::tile_q * QueryTile::kRowUnits; i += kThreads) {
-      const int row = i / QueryTile::kRowUnits;
-      const int unit = i % QueryTile::kRowUnits;
-      const uint4 zeros = {0, 0, 0, 0};
-      *reinterpret_cast<uint4*>(smem + QueryTile::offset(row, unit)) =
-          row < num_rows() ? reinterpret_cast<const uint4*>(query_row(row))[unit] : zeros;
-    }
-  }
+  // By all threads of the CTA; a barrier must follow.
+  __device__ __forceinline__ void copy_query_to_smem(char* smem) const { query_.copy_to_smem(smem); }
 
   // scores = query · key of the tile in log2 units, hidden ones -infinity. seen_ has a bit for each that is visible.
-  __device__ __forceinline__ void multiply_keys(unsigned keys, const TileCursor& tile) {
+  __device__ __forceinline__ void multiply_keys(unsigned keys, const float* key_scales, const TileCursor& tile) {
     // A product waits for itself at every step: with few products at once, steps are summed apart.
     constexpr int kChains = kBoxes * kBlocks < 4 ? 4 / (kBoxes * kBlocks) : 1;
     float sums[kChains][kBoxes][kBlocks][4] = {};
 #pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) {
-      unsigned query[kBlocks][2];
-      take_query(step, query);
+    for (int load = 0; load < kKeyLoads; ++load) {
+      unsigned query[kLoadSteps][kBlocks][2];
+#pragma unroll
+      for (int half = 0; half < kLoadSteps; ++half) {
+        if (load * kLoadSteps + half < kKeySteps) query_.take(load * kLoadSteps + half, query[half]);
+      }
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
-        unsigned key_fragment[4];
-        ptx::ldmatrix_x4(key_fragment, KeyBox::address(keys + key_lane_offset_ + box * KeyBox::kBytes, step));
+        unsigned words[4];
+        ptx::ldmatrix_x4(words, KeyBox::address(keys + key_lane_offset_ + box * KeyBox::kBytes, load));
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-          ptx::mma_m16n8k16<key::is_bf16>(sums[step % kChains][box][n], key_fragment, query[n][0], query[n][1]);
+        for (int half = 0; half < kLoadSteps; ++half) {
+          const int step = load * kLoadSteps + half;
+          if (step >= kKeySteps) break;
+          unsigned key_fragment[4];
+          make_key_fragment(words, half, key_fragment);
+#pragma unroll
+          for (int n = 0; n < kBlocks; ++n) {
+            ptx::mma_m16n8k16<kMathBf16>(sums[step % kChains][box][n], key_fragment, query[half][n][0],
+                                         query[half][n][1]);
+          }
         }
       }
     }
@@ -141,13 +127,14 @@ class WarpRows {
         }
       }
     }
-    apply_terms(tile);
+    apply_terms(key_scales, tile);
     if (is_edge(tile)) [[unlikely]]
       hide(tile);
   }
 
-  // Scores become weights 2^(score - max); earlier sums and outputs are rescaled to the new maximum.
-  __device__ __forceinline__ void update_softmax() {
+  // Scores become weights 2^(score - max), those of values times the values' scales; earlier sums and outputs are
+  // rescaled to the new maximum.
+  __device__ __forceinline__ void update_softmax(const float* value_scales) {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
@@ -163,7 +150,7 @@ class WarpRows {
         const float max = fmaxf(max_[n][e], tile_max);
         // A row that has seen nothing yet has no finite maximum to subtract.
         const float base = max == negative_infinity() ? 0.0F : max;
-        const float decay = exp2_approx(max_[n][e] - base);
+        float decay = exp2_approx(max_[n][e] - base);
         max_[n][e] = max;
         float tile_sum = 0.0F;
 #pragma unroll
@@ -175,6 +162,7 @@ class WarpRows {
           }
         }
         sum_[n][e] = __fmaf_rn(sum_[n][e], decay, tile_sum);
+        if constexpr (key::token_scales) decay *= scale_weights(n, e, value_scales);
 #pragma unroll
         for (int m = 0; m < kValueSteps; ++m) {
           out_[m][n][e] *= decay;
@@ -195,20 +183,27 @@ class WarpRows {
       for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          weights[box][n][half] = ptx::movmatrix_trans(
-              ptx::pack_16<key::is_bf16>(scores_[box][n][2 * half], scores_[box][n][2 * half + 1]));
+          weights[box][n][half] =
+              ptx::movmatrix_trans(ptx::pack_16<kMathBf16>(scores_[box][n][2 * half], scores_[box][n][2 * half + 1]));
         }
       }
     }
 #pragma unroll
-    for (int m = 0; m < kValueSteps; ++m) {
+    for (int load = 0; load < kValueLoads; ++load) {
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
-        unsigned value[4];
-        ptx::ldmatrix_x4_trans(value, ValueBox::address(values + value_lane_offset_ + box * ValueBox::kBytes, m));
+        unsigned words[4];
+        ptx::ldmatrix_x4_trans(words, ValueBox::address(values + value_lane_offset_ + box * ValueBox::kBytes, load));
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
-          ptx::mma_m16n8k16<key::is_bf16>(out_[m][n], value, weights[box][n][0], weights[box][n][1]);
+        for (int half = 0; half < kLoadSteps; ++half) {
+          const int m = load * kLoadSteps + half;
+          if (m >= kValueSteps) break;
+          unsigned value[4];
+          make_value_fragment(words, half, value);
+#pragma unroll
+          for (int n = 0; n < kBlocks; ++n) {
+            ptx::mma_m16n8k16<kMathBf16>(out_[m][n], value, weights[box][n][0], weights[box][n][1]);
+          }
         }
       }
     }
@@ -235,26 +230,12 @@ class WarpRows {
 #pragma unroll
       for (int m = 0; m < kValueSteps; ++m) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          state[(row + i % 2) * kStatePitch + 16 * m + lane_ / 4 + i / 2 * 8] = out_[m][n][i];
-        }
+        for (int e = 0; e < 2; ++e) store_out(state + (row + e) * kStatePitch + 16 * m, m, n, e);
       }
     }
   }
 
  private:
-  __device__ __forceinline__ int num_rows() const { return (item_.query_end - item_.query_begin) * key::group_size; }
-  __device__ __forceinline__ int query_of(int row) const { return item_.query_begin + row / key::group_size; }
-  __device__ __forceinline__ int head_of(int row) const {
-    return item_.kv_head * key::group_size + row % key::group_size;
-  }
-
-  __device__ __forceinline__ const unsigned* query_row(int row) const {
-    const long long token = item_.query_token + row / key::group_size;
-    const long long element = token * params_.query_token_stride + head_of(row) * params_.query_head_stride;
-    return reinterpret_cast<const unsigned*>(static_cast<const unsigned short*>(params_.query) + element);
-  }
-
   static __device__ __forceinline__ bool is_edge(const TileCursor& tile) {
     return tile.partial || tile.begin + kTileKeys > tile.end;
   }
@@ -266,42 +247,74 @@ class WarpRows {
       for (int e = 0; e < 2; ++e) {
         const int row = 8 * n + 2 * (lane_ % 4) + e;
         const float* slopes = params_.alibi_slopes + item_.request * params_.alibi_request_stride;
-        slope_[n][e] = row < num_rows() ? slopes[head_of(row)] * kLog2e : 0.0F;
+        slope_[n][e] = row < rows_.count() ? slopes[rows_.head_of(row)] * kLog2e : 0.0F;
       }
     }
   }
 
-  __device__ __forceinline__ void take_query(int step, unsigned (&query)[kBlocks][2]) const {
-    if constexpr (kQueryInSmem) {
-#pragma unroll
-      for (int n = 0; n + 1 < kBlocks; n += 2) {
-        unsigned fragments[4];
-        ptx::ldmatrix_x4(fragments, QueryTile::address(query_smem_ + 8 * n * QueryTile::kChunk, step));
-        query[n][0] = fragments[0];
-        query[n][1] = fragments[1];
-        query[n + 1][0] = fragments[2];
-        query[n + 1][1] = fragments[3];
-      }
+  // Two dimensions of a row, in what its sums are in units of.
+  __device__ __forceinline__ void store_out(float* dims, int m, int n, int e) const {
+    const float unit = key::token_scales ? unit_[n][e] : 1.0F;
+    const float first = key::token_scales ? out_[m][n][e] * unit : out_[m][n][e];
+    const float second = key::token_scales ? out_[m][n][e + 2] * unit : out_[m][n][e + 2];
+    if constexpr (kFloat8) {
+      *reinterpret_cast<float2*>(dims + shape::value_dim(kElementBytes, lane_, 0)) = {first, second};
     } else {
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-        query[n][0] = query_[step][n][0];
-        query[n][1] = query_[step][n][1];
-      }
+      dims[shape::value_dim(kElementBytes, lane_, 0)] = first;
+      dims[shape::value_dim(kElementBytes, lane_, 1)] = second;
     }
   }
 
-  __device__ __forceinline__ void apply_terms(const TileCursor& tile) {
+  // Of the lane's keys lane/4 + 8·half of a box; `scales` are the tile's.
+  __device__ __forceinline__ float token_scale(const float* scales, int box, int half) const {
+    return scales[box * shape::kBoxKeys + lane_ / 4 + half * 8];
+  }
+
+  // Weights of a row times their tokens' scales, in units of the largest scale that the row has met, rounded down to a
+  // power of two: what f16 holds of a product doesn't depend on how large scales are. Returns what earlier outputs are
+  // multiplied by. A key without weight is hidden, or as good as hidden: its scale may be anything.
+  __device__ __forceinline__ float scale_weights(int n, int e, const float* value_scales) {
+    float largest = unit_[n][e];
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float scale = fabsf(token_scale(value_scales, box, half));
+        if (scores_[box][n][e + 2 * half] != 0.0F) largest = fmaxf(largest, scale);
+      }
+    }
+#pragma unroll
+    for (int distance = 4; distance < shape::kWarpSize; distance *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, distance));
+    }
+    const unsigned unit_bits = shape::scale_unit_bits(__float_as_uint(largest));
+    const float inverse = __uint_as_float(shape::inverse_power_bits(unit_bits));
+    const float growth = unit_[n][e] * inverse;
+    unit_[n][e] = __uint_as_float(unit_bits);
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float& weight = scores_[box][n][e + 2 * half];
+        weight = weight == 0.0F ? 0.0F : weight * (token_scale(value_scales, box, half) * inverse);
+      }
+    }
+    return growth;
+  }
+
+  __device__ __forceinline__ void apply_terms(const float* key_scales, const TileCursor& tile) {
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
+        const float2 factors = query_.score_factors(n);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          float score = scores_[box][n][i] * params_.query_factor;
+          float score = scores_[box][n][i] * (i % 2 == 0 ? factors.x : factors.y);
+          if constexpr (key::token_scales) score *= token_scale(key_scales, box, i / 2);
           if constexpr (key::softcap) score = tanh_by_exp2(score) * params_.softcap_log2;
           if constexpr (key::alibi) {
-            const int q_pos = query_of(8 * n + 2 * (lane_ % 4) + i % 2) + item_.cached_keys;
+            const int q_pos = rows_.query_of(8 * n + 2 * (lane_ % 4) + i % 2) + item_.cached_keys;
             const int shown = tile.begin + box * shape::kBoxKeys + lane_ / 4 + i / 2 * 8;
             const int kv_pos = kv_pos_of(params_.rank, SeqInfo(0, 0, item_.cached_keys, 0), shown);
             score = __fmaf_rn(-slope_[n][i % 2], static_cast<float>(abs(q_pos - kv_pos)), score);
@@ -325,9 +338,9 @@ class WarpRows {
 #pragma unroll 1
         for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
           const int row = row_of(bit);
-          if (row >= num_rows() || key_of(bit) >= tile.end) continue;
-          const bool is_seen =
-              is_visible(context, query_of(row) + item_.cached_keys, key_of(bit), RowInfo{query_of(row), head_of(row)});
+          if (row >= rows_.count() || key_of(bit) >= tile.end) continue;
+          const bool is_seen = is_visible(context, rows_.query_of(row) + item_.cached_keys, key_of(bit),
+                                          RowInfo{rows_.query_of(row), rows_.head_of(row)});
           seen_ |= static_cast<unsigned>(is_seen) << bit;
         }
       }
@@ -389,11 +402,11 @@ class WarpRows {
       for (int m = 0; m < kValueSteps; ++m) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int dim_of_unit = lane_ / 4;
-          const char* unit = values + box * ValueBox::kBytes + ValueBox::offset(key_of_box, 2 * m + half);
-          const unsigned short bits = reinterpret_cast<const unsigned short*>(unit)[dim_of_unit];
-          if (!ptx::is_nonfinite_16<key::is_bf16>(bits)) continue;
-          const float value = ptx::f32_from_16<key::is_bf16>(bits);
+          const shape::ValuePlace place = shape::value_place(kElementBytes, lane_, half);
+          const int unit = ValueBox::offset(key_of_box, m * kElementBytes + place.unit);
+          const CachedElement element(values + box * ValueBox::kBytes + unit, place.element);
+          if (!element.is_nonfinite()) continue;
+          const float value = element.to_f32();
 #pragma unroll
           for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
@@ -407,10 +420,6 @@ class WarpRows {
   }
 
   __device__ __forceinline__ void zero_nonfinite_values(char* values) const {
-    const auto finite_part = [](unsigned pair) {
-      const unsigned bits = nonfinite_bits(pair) >> 15;  // 1 in each half that goes
-      return pair & ~(bits * 0xffff);
-    };
     for (int i = lane_; i < kTileKeys * ValueBox::kRowUnits; i += shape::kWarpSize) {
       uint4& unit = value_unit(values, i);
       unit = {finite_part(unit.x), finite_part(unit.y), finite_part(unit.z), finite_part(unit.w)};
@@ -419,23 +428,24 @@ class WarpRows {
 
   const ForwardParams& params_;
   const FewRowsItem& item_;
+  const ItemRows rows_;
   const int lane_;
-  unsigned query_smem_;
+  QueryRows query_;
   unsigned key_lane_offset_;
   unsigned value_lane_offset_;
-  unsigned query_[kQueryInSmem ? 1 : kKeySteps][kBlocks][2];
   float slope_[kBlocks][2];  // in log2 units
   float scores_[kBoxes][kBlocks][4];
   unsigned seen_ = 0;
   float max_[kBlocks][2];
-  float sum_[kBlocks][2];  // of this lane's keys
+  float sum_[kBlocks][2];   // of this lane's keys
+  float unit_[kBlocks][2];  // of outputs, where tokens have scales: a power of two
   float out_[kValueSteps][kBlocks][4];
 };
 
 // `again`: it is one already. Barriers are made anew for every item, so that each begins with phase 0.
-__device__ __forceinline__ void init_barrier(unsigned barrier, bool again) {
+__device__ __forceinline__ void init_barrier(unsigned barrier, int arrivals, bool again) {
   if (again) ptx::mbarrier_invalidate(barrier);
-  ptx::mbarrier_init(barrier, 1);
+  ptx::mbarrier_init(barrier, arrivals);
 }
 
 // A warp's two rings of stages and their barriers.
@@ -444,6 +454,7 @@ class WarpRings {
   __device__ __forceinline__ WarpRings(char* smem, int warp)
       : pointer_(smem + warp * kLayout.warp_bytes),
         address_(ptx::shared_address(pointer_)),
+        scales_(smem + kLayout.scales + warp * key::num_stages * 2 * kScaleBytes),
         barriers_(ptx::shared_address(smem) + kLayout.barriers + warp * key::num_stages * shape::kBarrierBytes) {}
 
   __device__ __forceinline__ unsigned keys(int stage) const { return address_ + stage * kStageBytes; }
@@ -451,22 +462,36 @@ class WarpRings {
   __device__ __forceinline__ char* values_pointer(int stage) const {
     return pointer_ + stage * kStageBytes + kKeyStageBytes;
   }
+  // Of tokens.
+  __device__ __forceinline__ const float* key_scales(int stage) const {
+    return reinterpret_cast<const float*>(scales_ + stage * 2 * kScaleBytes);
+  }
+  __device__ __forceinline__ const float* value_scales(int stage) const { return key_scales(stage) + kTileKeys; }
   __device__ __forceinline__ unsigned keys_full(int stage) const { return barriers_ + stage * shape::kBarrierBytes; }
   __device__ __forceinline__ unsigned values_full(int stage) const {
     return keys_full(stage) + key::num_warps * key::num_stages * shape::kBarrierBytes;
   }
 
   __device__ __forceinline__ void init_barriers(bool again) const {
+    constexpr int kArrivals = key::token_scales ? 1 + shape::kWarpSize : 1;  // the copy engine's, the lanes'
 #pragma unroll
     for (int stage = 0; stage < key::num_stages; ++stage) {
-      init_barrier(keys_full(stage), again);
-      init_barrier(values_full(stage), again);
+      init_barrier(keys_full(stage), kArrivals, again);
+      init_barrier(values_full(stage), kArrivals, again);
     }
+  }
+
+  __device__ __forceinline__ void refill_keys(TileLoader& loader, int stage) const {
+    loader.copy_keys(keys(stage), ptx::shared_address(key_scales(stage)), keys_full(stage));
+  }
+  __device__ __forceinline__ void refill_values(TileLoader& loader, int stage) const {
+    loader.copy_values(values(stage), ptx::shared_address(value_scales(stage)), values_full(stage));
   }
 
  private:
   char* pointer_;
   unsigned address_;
+  char* scales_;
   unsigned barriers_;
 };
 
@@ -489,9 +514,9 @@ __device__ __forceinline__ void start_copies(TileLoader& loader, const WarpRings
 #pragma unroll
   for (int stage = 0; stage < key::num_stages; ++stage) {
     if (!loader.tile.is_over()) {
-      loader.copy_keys(rings.keys(stage), rings.keys_full(stage));
+      rings.refill_keys(loader, stage);
       end_copy();
-      loader.copy_values(rings.values(stage), rings.values_full(stage));
+      rings.refill_values(loader, stage);
       end_copy();
       loader.advance();
     } else {
@@ -517,17 +542,18 @@ __device__ __forceinline__ void run_lanes(WarpRows& rows, const FewRowsParams& p
     rows.reset();
     for (TileCursor tile(params, item, key_lane); !tile.is_over(); tile.advance()) {
       wait_for_copy(rings.keys_full(stage), parity);
-      rows.multiply_keys(rings.keys(stage), tile);
+      rows.multiply_keys(rings.keys(stage), rings.key_scales(stage), tile);
       __syncwarp();
       const bool refill = !loader.tile.is_over();
-      if (refill) loader.copy_keys(rings.keys(stage), rings.keys_full(stage));
+      if (refill) rings.refill_keys(loader, stage);
       end_copy();
-      rows.update_softmax();
+      if constexpr (!key::token_scales) rows.update_softmax(nullptr);
       wait_for_copy(rings.values_full(stage), parity);
+      if constexpr (key::token_scales) rows.update_softmax(rings.value_scales(stage));
       rows.multiply_values(rings.values(stage), rings.values_pointer(stage), tile);
       __syncwarp();
       if (refill) {
-        loader.copy_values(rings.values(stage), rings.values_full(stage));
+        rings.refill_values(loader, stage);
         loader.advance();
       }
       end_copy();
@@ -573,7 +599,7 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
     const WarpRings rings(smem, warp);
     if (lane == 0) {
       rings.init_barriers(again);
-      if (key::cluster_size > 1 && warp == 0) init_barrier(ptx::shared_address(smem) + kReceivedBarrier, again);
+      if (key::cluster_size > 1 && warp == 0) init_barrier(ptx::shared_address(smem) + kReceivedBarrier, 1, again);
       ptx::fence_mbarrier_init();
     }
     __syncwarp();
@@ -586,17 +612,20 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
     }
     if (item.kv_head >= 0) {
       start_copies(loader, rings);
-      WarpRows rows(params, item, ptx::shared_address(smem) + kLayout.query, lane);
+      WarpRows rows(params, item, smem, lane);
       rows.load_query();
+      // Read at the start, so that the end need not wait for it.
+      float value_scale = 1.0F;
+      if constexpr (kFloat8 && !key::token_scales) value_scale = uniform_scale(params.forward.value_scale, item);
       if constexpr (kQueryInSmem) {
-        rows.copy_query_to_smem(smem + kLayout.query);
+        rows.copy_query_to_smem(smem);
         __syncthreads();
       }
       // The others' barriers are initialised, and they have read what they received for their last item.
       if constexpr (key::cluster_size > 1) ptx::cluster_wait();
       run_lanes(rows, params, item, loader, rings, smem, warp);
       __syncthreads();
-      ItemEnd(params, item, smem).run();
+      ItemEnd(params, item, smem, value_scale).run();
     } else if constexpr (key::cluster_size > 1) {
       ptx::cluster_wait();
     }

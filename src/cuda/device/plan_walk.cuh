@@ -4,6 +4,7 @@
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/shown_keys.hpp"
+#include "dtype_codes.cuh"
 #include "mask_tile.cuh"
 #include "plan_params.hpp"
 
@@ -11,11 +12,12 @@ namespace qkv::cuda::planner {
 
 __device__ __forceinline__ index::RequestCut cut_of(const PlanBatchParams& params, int q_len, int kv_len) {
   namespace shape = index::few_rows;
+  constexpr shape::KeyValueShape kKeyValue{key::head_dim, key::head_dim_v, size_of(key::kv_dtype), key::token_scales};
   const int rows = q_len * key::group_size;
   if (!params.few_rows_sm90 || rows > params.rules.few_rows) return index::cut_request(params.rules, q_len);
   const int tile_q = shape::tile_rows(rows);
-  return {true, q_len, shape::tile_keys(key::head_dim, key::head_dim_v, tile_q),
-          shape::split_keys(kv_len, params.rules.num_kv_heads, key::head_dim, key::head_dim_v, tile_q)};
+  return {true, q_len, shape::tile_keys(kKeyValue, tile_q),
+          shape::split_keys(kKeyValue, kv_len, params.rules.num_kv_heads, tile_q)};
 }
 
 __device__ __forceinline__ int list_of(const PlanBatchParams& params, const index::RequestCut& cut, int rows) {

@@ -16,6 +16,11 @@ __device__ __forceinline__ void cp_async_4(unsigned shared, const void* global, 
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// One of the arrivals that an mbarrier expects, when all copies that this thread has issued so far have come.
+__device__ __forceinline__ void cp_async_arrive(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Waits until at most kPending of this thread's groups are under way.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
