@@ -142,7 +142,8 @@ class CaseRun {
         value_pages_(data_.value_pages, device),
         key_scale_(data_.key_scale, device),
         value_scale_(data_.value_scale, device),
-        out_scale_(data_.out_scale, device) {}
+        out_scale_(data_.out_scale, device),
+        query_scale_(data_.query_scale, device) {}
 
   std::string run() {
     const Batch batch = data_.batch();
@@ -153,8 +154,9 @@ class CaseRun {
     Outputs outputs = make_outputs(case_, data_.num_tokens);
     forward(query_.view(), plan, {}, outputs);
     const reference::Result expected =
-        layer_.cache ? reference::attention(layer_, batch, data_.query.view(), data_.cache())
-                     : reference::attention(layer_, batch, data_.query.view(), data_.key.view(), data_.value.view());
+        layer_.cache ? reference::attention(layer_, batch, data_.query.view(), data_.cache(), data_.query_scale.view())
+                     : reference::attention(layer_, batch, data_.query.view(), data_.key.view(), data_.value.view(),
+                                            data_.query_scale.view());
     if (std::string wrong = compare(outputs, expected); !wrong.empty()) return wrong;
     return compare_each_request_alone(outputs);
   }
@@ -169,19 +171,23 @@ class CaseRun {
   void forward(const Tensor& query, const Plan& plan, const Alone& alone, Outputs& outputs) {
     const Placed out(outputs.out, device_);
     const Placed lse(outputs.lse, device_);
+    Tensor query_scale = query_scale_.view();
+    if (alone.request && query_scale.rank == 2) {
+      query_scale = query_scale.slice(0, *alone.request, *alone.request + 1);
+    }
     if (layer_.cache) {
       KvCache own = cache();
       if (alone.request && layer_.cache->scales == CacheScales::per_request_head) {
         own.key_scale = own.key_scale.slice(0, *alone.request, *alone.request + 1);
         own.value_scale = own.value_scale.slice(0, *alone.request, *alone.request + 1);
       }
-      attention_.forward(query, own, plan, out.view(), lse.view(), {}, out_scale_.view());
+      attention_.forward(query, own, plan, out.view(), lse.view(), {}, out_scale_.view(), query_scale);
     } else {
       const Tensor key = key_.view();
       const Tensor value = value_.view();
       attention_.forward(query, key.slice(0, alone.first_key, key.shape[0]),
                          value.slice(0, alone.first_key, value.shape[0]), plan, out.view(), lse.view(), {},
-                         out_scale_.view());
+                         out_scale_.view(), query_scale);
     }
     out.fetch();
     if (case_.with_lse) lse.fetch();
@@ -325,7 +331,7 @@ class CaseRun {
   const Device device_;
   CaseData data_;
   Attention attention_;
-  Placed query_, key_, value_, key_pages_, value_pages_, key_scale_, value_scale_, out_scale_;
+  Placed query_, key_, value_, key_pages_, value_pages_, key_scale_, value_scale_, out_scale_, query_scale_;
 };
 
 struct CheckOptions {

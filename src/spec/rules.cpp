@@ -92,7 +92,7 @@ class Rules {
       against(name, to_string(dtype), allowed, is_float8(dtype) ? ErrorCode::unsupported : ErrorCode::invalid_argument);
     };
     constexpr const char* kAllFormats = "f32, f16, bf16, f8e4m3 or f8e5m2";
-    check("query_dtype", spec_.query_dtype, false, "f32, f16 or bf16");
+    check("query_dtype", spec_.query_dtype, true, kAllFormats);
     check("kv_dtype", spec_.kv_dtype, spec_.cache.has_value(),
           spec_.cache ? kAllFormats : "f32, f16 or bf16 for dense keys and values: only caches are of 8-bit floats");
     if (spec_.output_dtype) check("output_dtype", *spec_.output_dtype, true, kAllFormats);
