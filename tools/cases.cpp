@@ -251,9 +251,11 @@ int32_t piece_of(const LayerSpec& layer) {
   return size_bytes(layer.kv_dtype) == 1 || size_bytes(layer.out_dtype()) == 1 ? 16 : 8;
 }
 
-// The GPU engine's layers: one 16-bit dtype for queries and keys, or 8-bit keys; rows of whole 16-byte pieces.
+// The GPU engine's layers: one 16-bit dtype for queries and keys, or 8-bit keys, or e4m3 both; rows of whole 16-byte
+// pieces.
 void fit_to_cuda(LayerSpec& layer) {
-  if (layer.query_dtype != DType::f16) layer.query_dtype = DType::bf16;
+  const bool is_float8 = layer.query_dtype == DType::f8e4m3 && layer.kv_dtype == DType::f8e4m3;
+  if (layer.query_dtype != DType::f16 && !is_float8) layer.query_dtype = DType::bf16;
   if (size_bytes(layer.kv_dtype) != 1) layer.kv_dtype = layer.query_dtype;
   layer.head_dim = round_up(layer.head_dim, piece_of(layer));
   layer.head_dim_v = round_up(layer.head_dim_v, piece_of(layer));

@@ -8,6 +8,12 @@
 namespace qkv::cuda {
 namespace {
 
+// Kernels are told nothing of what the bits mean, but the driver asks.
+jit::CUtensorMapDataType type_of(DType dtype) {
+  if (size_bytes(dtype) == 1) return jit::CUtensorMapDataType::uint8;
+  return dtype == DType::bf16 ? jit::CUtensorMapDataType::bfloat16 : jit::CUtensorMapDataType::float16;
+}
+
 jit::CUtensorMapSwizzle swizzle_of(uint64_t bytes) {
   if (bytes == 128) return jit::CUtensorMapSwizzle::bytes_128;
   return bytes == 64 ? jit::CUtensorMapSwizzle::bytes_64 : jit::CUtensorMapSwizzle::bytes_32;
@@ -18,7 +24,7 @@ jit::CUtensorMapSwizzle swizzle_of(uint64_t bytes) {
 jit::CUtensorMap make_tensor_map(const void* data, DType dtype, const std::array<MapAxis, 5>& axes,
                                  jit::CUtensorMapL2promotion promotion, const char* name) {
   constexpr uint32_t kRank = 5;
-  constexpr uint64_t kElementBytes = 2;
+  const auto element_bytes = static_cast<uint64_t>(size_bytes(dtype));
   uint64_t extents[kRank];
   uint64_t strides[kRank - 1];
   uint32_t boxes[kRank];
@@ -31,16 +37,15 @@ jit::CUtensorMap make_tensor_map(const void* data, DType dtype, const std::array
     steps[axis] = 1;
     // The stride of an axis of extent 1 means nothing, yet the driver refuses one that 16 bytes do not divide.
     const bool unused = axes[axis].extent <= 1;
-    if (axis > 0) strides[axis - 1] = unused ? 16 : static_cast<uint64_t>(axes[axis].stride) * kElementBytes;
+    if (axis > 0) strides[axis - 1] = unused ? 16 : static_cast<uint64_t>(axes[axis].stride) * element_bytes;
   }
   // The driver refuses extents of 0 and a null pointer, though nothing will be read.
   alignas(16) static constexpr std::byte kNothing[16] = {};
   const void* address = empty ? kNothing : data;
   jit::CUtensorMap map;
-  const auto type = dtype == DType::bf16 ? jit::CUtensorMapDataType::bfloat16 : jit::CUtensorMapDataType::float16;
-  jit::check(jit::driver().tensor_map_encode_tiled(&map, type, kRank, const_cast<void*>(address), extents, strides,
-                                                   boxes, steps, jit::CUtensorMapInterleave::none,
-                                                   swizzle_of(boxes[0] * kElementBytes), promotion,
+  jit::check(jit::driver().tensor_map_encode_tiled(&map, type_of(dtype), kRank, const_cast<void*>(address), extents,
+                                                   strides, boxes, steps, jit::CUtensorMapInterleave::none,
+                                                   swizzle_of(boxes[0] * element_bytes), promotion,
                                                    jit::CUtensorMapFloatOOBfill::zeros),
              "cuTensorMapEncodeTiled", name);
   return map;

@@ -43,8 +43,10 @@ class Rules {
 
   // What the GPU engine cannot do of what the CPU engine can.
   void check_cuda() {
-    if (spec_.query_dtype != DType::bf16 && spec_.query_dtype != DType::f16) {
-      against("query_dtype", to_string(spec_.query_dtype), "bf16 or f16 on a GPU", ErrorCode::unsupported);
+    const bool fp8_query = spec_.query_dtype == DType::f8e4m3 && spec_.kv_dtype == DType::f8e4m3;
+    if (spec_.query_dtype != DType::bf16 && spec_.query_dtype != DType::f16 && !fp8_query) {
+      against("query_dtype", to_string(spec_.query_dtype), "bf16, f16 or, with a cache of f8e4m3, f8e4m3 on a GPU",
+              ErrorCode::unsupported);
     }
     const bool fp8_cache = is_float8(spec_.kv_dtype);
     if (spec_.kv_dtype != spec_.query_dtype && !fp8_cache) {
