@@ -1,5 +1,5 @@
-// Hopper's forward kernels for many query rows, of 16 bits and of 8: a persistent CTA a multiprocessor, each with a list
-// of items.
+// Hopper's forward kernels for many query rows, of 16 bits and of 8: a persistent CTA a multiprocessor, each with a
+// list of items.
 #pragma once
 
 #include "core/index/forward_sm90_many_rows_shape.hpp"

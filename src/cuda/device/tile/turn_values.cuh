@@ -73,23 +73,27 @@ class ValueTurner {
     __syncwarp();
   }
 
-  // Four matrices of 8 keys x 16 columns at once.
+  // Four matrices of 8 keys x 16 columns at once, and kBatch such loads under way before the first is waited for.
   __device__ __forceinline__ void turn_stage(unsigned loaded, unsigned turned) {
+    constexpr int kOwnChunks = kChunks / kTurningWarps;
+    constexpr int kBatch = kOwnChunks < 4 ? kOwnChunks : 4;
     const int matrix = lane_index() / 8, row = lane_index() % 8;
     const unsigned bytes = index::turned_bytes(0, lane_index() / 4), other_bytes = bytes ^ 0x1111u;
 #pragma unroll 1
-    for (int group = 0; group < key::tile_kv / 32; ++group) {
-#pragma unroll 4
-      for (int i = 0; i < kChunks / kTurningWarps; ++i) {
-        const int chunk = i * kTurningWarps + warp_;
-        unsigned in[4], out[4];
+    for (int i = 0; i < key::tile_kv / 32 * kOwnChunks; i += kBatch) {
+      const int group = i / kOwnChunks, first = i % kOwnChunks * kTurningWarps + warp_;
+      unsigned in[kBatch][4];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int chunk = first + b * kTurningWarps;
         ptx::ldmatrix_x4_trans(
-            in, loaded + index::loaded_value_offset(group * 32 + lane_index(), chunk, kBoxRows, key::head_dim_v));
-        out[0] = __byte_perm(in[0], in[1], bytes);
-        out[1] = __byte_perm(in[0], in[1], other_bytes);
-        out[2] = __byte_perm(in[2], in[3], bytes);
-        out[3] = __byte_perm(in[2], in[3], other_bytes);
-        const int column = chunk * 16 + index::turned_column(matrix, row);
+            in[b], loaded + index::loaded_value_offset(group * 32 + lane_index(), chunk, kBoxRows, key::head_dim_v));
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const unsigned out[4] = {__byte_perm(in[b][0], in[b][1], bytes), __byte_perm(in[b][0], in[b][1], other_bytes),
+                                 __byte_perm(in[b][2], in[b][3], bytes), __byte_perm(in[b][2], in[b][3], other_bytes)};
+        const int column = (first + b * kTurningWarps) * 16 + index::turned_column(matrix, row);
         ptx::stmatrix_x4(turned + index::turned_value_offset(column, group * 2 + matrix / 2, key::tile_kv), out);
       }
     }
