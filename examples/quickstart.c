@@ -28,7 +28,7 @@ int main(void) {
                      qkv_attention_create(&spec, (qkv_device){QKV_CPU, 0}, &attention) ||  // once a layer
                      qkv_attention_plan(attention, &batch, &plan, NULL) ||                 // once a step
                      qkv_attention_update_cache(attention, &key_view, &value_view, &cache, plan, NULL) ||
-                     qkv_attention_forward(attention, &query_view, &cache, plan, &out_view, NULL, NULL, NULL);
+                     qkv_attention_forward(attention, &query_view, &cache, plan, &out_view, NULL, NULL, NULL, NULL);
   if (failed) {
     fprintf(stderr, "%s\n", qkv_last_error_message());
   } else {

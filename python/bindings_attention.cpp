@@ -91,6 +91,12 @@ HeldTensor write_output(const DeviceAttention& layer, nb::handle out) {
   return size_bytes(dtype) == 1 ? write_tensor(out, "out", dtype) : write_tensor(out, "out");
 }
 
+// Of the layer's dtype; arrays of uint8 hold its 8-bit floats.
+HeldTensor read_query(const DeviceAttention& layer, nb::handle query) {
+  const DType dtype = layer.attention.spec().query_dtype;
+  return size_bytes(dtype) == 1 ? read_tensor(query, "query", dtype) : read_tensor(query, "query");
+}
+
 nb::any make_output(const DeviceAttention& layer, const ArrayArgument& query, const Tensor& query_view,
                     const ArrayArgument& out, const StreamArgument& stream) {
   const LayerSpec& spec = layer.attention.spec();
@@ -100,36 +106,39 @@ nb::any make_output(const DeviceAttention& layer, const ArrayArgument& query, co
 
 nb::any forward_paged(const DeviceAttention& layer, const ArrayArgument& query, const HeldCache& cache,
                       const Plan& plan, const ArrayArgument& out, const ArrayArgument& lse,
-                      const ArrayArgument& out_scale, const StreamArgument& stream) {
+                      const ArrayArgument& out_scale, const ArrayArgument& query_scale, const StreamArgument& stream) {
   const Stream on = read_stream(stream, layer.device);
-  const HeldTensor query_tensor = read_tensor(query, "query");
+  const HeldTensor query_tensor = read_query(layer, query);
   const HeldCache::View view = cache.read();
   nb::any result = make_output(layer, query, query_tensor.view, out, stream);
   const HeldTensor out_tensor = write_output(layer, result);
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   const HeldTensor scale = read_optional_tensor(out_scale, "out_scale");
+  const HeldTensor scale_of_query = read_optional_tensor(query_scale, "query_scale");
   {
     nb::gil_scoped_release released;
-    layer.attention.forward(query_tensor.view, view.cache, plan, out_tensor.view, lse_tensor.view, on, scale.view);
+    layer.attention.forward(query_tensor.view, view.cache, plan, out_tensor.view, lse_tensor.view, on, scale.view,
+                            scale_of_query.view);
   }
   return result;
 }
 
 nb::any forward_dense(const DeviceAttention& layer, const ArrayArgument& query, const ArrayArgument& key,
                       const ArrayArgument& value, const Plan& plan, const ArrayArgument& out, const ArrayArgument& lse,
-                      const ArrayArgument& out_scale, const StreamArgument& stream) {
+                      const ArrayArgument& out_scale, const ArrayArgument& query_scale, const StreamArgument& stream) {
   const Stream on = read_stream(stream, layer.device);
-  const HeldTensor query_tensor = read_tensor(query, "query");
+  const HeldTensor query_tensor = read_query(layer, query);
   const HeldTensor key_tensor = read_tensor(key, "key");
   const HeldTensor value_tensor = read_tensor(value, "value");
   nb::any result = make_output(layer, query, query_tensor.view, out, stream);
   const HeldTensor out_tensor = write_output(layer, result);
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   const HeldTensor scale = read_optional_tensor(out_scale, "out_scale");
+  const HeldTensor scale_of_query = read_optional_tensor(query_scale, "query_scale");
   {
     nb::gil_scoped_release released;
     layer.attention.forward(query_tensor.view, key_tensor.view, value_tensor.view, plan, out_tensor.view,
-                            lse_tensor.view, on, scale.view);
+                            lse_tensor.view, on, scale.view, scale_of_query.view);
   }
   return result;
 }
@@ -184,17 +193,20 @@ void bind_attention(nb::module_& module) {
            "float16 or bfloat16. Further rows are ignored.")
       .def("forward", &forward_paged, nb::arg("query"), nb::arg("cache"), nb::arg("plan"), nb::arg("out") = nb::none(),
            nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("out_scale") = nb::none(),
-           nb::arg("stream") = nb::none(),
+           nb::arg("query_scale") = nb::none(), nb::arg("stream") = nb::none(),
            "Attention over a paged cache. Returns out.\n\n"
-           "query: query_dtype [>= num_tokens, num_q_heads, head_dim].\n"
+           "query: query_dtype [>= num_tokens, num_q_heads, head_dim]; uint8 holds 8-bit floats.\n"
            "out: output_dtype [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind and rows.\n"
            "lse: float32 [num_q_heads, >= num_tokens], written if given: natural log of the sum of exp of the scores, "
            "sink included.\n"
            "out_scale: float32 [1], for outputs of 8-bit floats and no others: they are the results divided by it.\n"
+           "query_scale: float32 [1], [num_kv_heads] or [num_requests, num_kv_heads], for queries of 8-bit floats and "
+           "no "
+           "others: what their elements are multiplied by.\n"
            "Rows without a visible key: out = 0, lse = -inf (the sink, if there is one).")
       .def("forward", &forward_dense, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("plan"),
            nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("out_scale") = nb::none(),
-           nb::arg("stream") = nb::none(),
+           nb::arg("query_scale") = nb::none(), nb::arg("stream") = nb::none(),
            "Attention over dense keys and values, for layers without a cache. Returns out.\n\n"
            "key: kv_dtype [sum of seq_lens, num_kv_heads, head_dim]; value likewise with head_dim_v.");
 }

@@ -11,7 +11,7 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
                const std::optional<MaskArgument>& mask, const OperandDict& mask_operands, std::optional<float> scale,
                float softcap, const ArrayArgument& alibi_slopes, const ArrayArgument& sinks, const ArrayArgument& out,
                const ArrayArgument& lse, const ArrayArgument& key_scale, const ArrayArgument& value_scale,
-               const ArrayArgument& out_scale, const StreamArgument& stream) {
+               const ArrayArgument& out_scale, const ArrayArgument& query_scale, const StreamArgument& stream) {
   const HeldTensor query_tensor = read_tensor(query, "query");
   const Stream on = read_stream(stream, query_tensor.view.device);
   const HeldTensor key_tensor = read_tensor(key, "key");
@@ -24,10 +24,12 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
   const HeldTensor key_scales = read_optional_tensor(key_scale, "key_scale");
   const HeldTensor value_scales = read_optional_tensor(value_scale, "value_scale");
   const HeldTensor output_scale = read_optional_tensor(out_scale, "out_scale");
+  const HeldTensor scale_of_query = read_optional_tensor(query_scale, "query_scale");
   const HeldOperands operands = read_operands(mask_operands);
   const Tensor& q = query_tensor.view;
   const Tensor& v = value_tensor.view;
-  nb::any result = output_or_zeros(out, query, {q.shape[0], q.shape[1], v.shape[v.rank - 1]}, q.dtype, stream);
+  const DType out_dtype = size_bytes(q.dtype) == 1 ? DType::bf16 : q.dtype;
+  nb::any result = output_or_zeros(out, query, {q.shape[0], q.shape[1], v.shape[v.rank - 1]}, out_dtype, stream);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
 
@@ -49,6 +51,7 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
   arguments.key_scale = key_scales.view;
   arguments.value_scale = value_scales.view;
   arguments.out_scale = output_scale.view;
+  arguments.query_scale = scale_of_query.view;
   arguments.stream = on;
   {
     nb::gil_scoped_release released;
@@ -123,14 +126,17 @@ OutAndLse to_tuple(reference::Result result, const LayerSpec& spec) {
 }
 
 OutAndLse reference_paged(const LayerSpec& spec, const HeldBatch& batch, const ArrayArgument& query,
-                          const HeldCache& cache) {
-  return to_tuple(reference::attention(spec, batch.batch, read_tensor(query, "query").view, cache.read().cache), spec);
+                          const HeldCache& cache, const ArrayArgument& query_scale) {
+  const HeldTensor scale = read_optional_tensor(query_scale, "query_scale");
+  return to_tuple(
+      reference::attention(spec, batch.batch, read_tensor(query, "query").view, cache.read().cache, scale.view), spec);
 }
 
 OutAndLse reference_dense(const LayerSpec& spec, const HeldBatch& batch, const ArrayArgument& query,
-                          const ArrayArgument& key, const ArrayArgument& value) {
+                          const ArrayArgument& key, const ArrayArgument& value, const ArrayArgument& query_scale) {
+  const HeldTensor scale = read_optional_tensor(query_scale, "query_scale");
   return to_tuple(reference::attention(spec, batch.batch, read_tensor(query, "query").view,
-                                       read_tensor(key, "key").view, read_tensor(value, "value").view),
+                                       read_tensor(key, "key").view, read_tensor(value, "value").view, scale.view),
                   spec);
 }
 
@@ -143,7 +149,7 @@ void bind_ops(nb::module_& module) {
       nb::arg("mask_operands") = nb::dict(), nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0f,
       nb::arg("alibi_slopes") = nb::none(), nb::arg("sinks") = nb::none(), nb::arg("out") = nb::none(),
       nb::arg("lse") = nb::none(), nb::arg("key_scale") = nb::none(), nb::arg("value_scale") = nb::none(),
-      nb::arg("out_scale") = nb::none(), nb::arg("stream") = nb::none(),
+      nb::arg("out_scale") = nb::none(), nb::arg("query_scale") = nb::none(), nb::arg("stream") = nb::none(),
       "Attention of a variable-length batch in one call. Returns out.\n\n"
       "query: [>= num_tokens, num_q_heads, head_dim].\n"
       "key: [num_keys, num_kv_heads, head_dim], requests one after another; or, with block_table, pages: "
@@ -152,9 +158,11 @@ void bind_ops(nb::module_& module) {
       "block_table: int32 [num_requests, max_pages].\n"
       "mask: an expression of qkv.mask, or text; None: everything is visible. mask_operands: {name: int32}.\n"
       "alibi_slopes: float32 [num_q_heads] or [num_requests, num_q_heads]. sinks: float32 [num_q_heads].\n"
-      "out: [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind, dtype and rows.\n"
+      "out: [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind, dtype (bf16 for 8-bit "
+      "floats) and rows.\n"
       "lse: float32 [num_q_heads, >= num_tokens], written if given (natural log).\n"
-      "key_scale, value_scale: float32, of pages of 8-bit floats: shapes as in KvCache. out_scale: as in Attention.\n"
+      "key_scale, value_scale: float32, of pages of 8-bit floats: shapes as in KvCache. out_scale, query_scale: as in "
+      "Attention.\n"
       "stream: as in Attention. On a GPU, query_start_loc, seq_lens, block_table, mask_operands, alibi_slopes and "
       "sinks are host arrays all the same.");
   module.def("merge_states", &merge, nb::arg("states"), nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
@@ -180,11 +188,11 @@ void bind_ops(nb::module_& module) {
              "block_table, starts, cu_seq_lens: int32 host arrays. rows: like pages, without the axis of pages.\n"
              "stream: as in Attention.");
   module.def("reference_attention", &reference_paged, nb::arg("spec"), nb::arg("batch"), nb::arg("query"),
-             nb::arg("cache"),
+             nb::arg("cache"), nb::arg("query_scale") = nb::none(),
              "The definition, in float64. Returns (out [num_tokens, num_q_heads, head_dim_v], lse [num_q_heads, "
              "num_tokens]).");
   module.def("reference_attention", &reference_dense, nb::arg("spec"), nb::arg("batch"), nb::arg("query"),
-             nb::arg("key"), nb::arg("value"));
+             nb::arg("key"), nb::arg("value"), nb::arg("query_scale") = nb::none());
 }
 
 }  // namespace qkv::python

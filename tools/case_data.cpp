@@ -158,6 +158,7 @@ float draw_scale(Draw& draw) {
 CaseData::CaseData(const Case& c) : case_(c) {
   Draw draw(c.seed ^ 0xDA7AULL, c.index);
   make_lengths(c);
+  make_query(c, draw);
   make_tokens(c, draw);
   if (c.layer.cache) make_cache(c, draw);
   if (is_float8(c.layer.out_dtype())) {
@@ -183,14 +184,39 @@ void CaseData::make_lengths(const Case& c) {
   num_tokens = query_start_loc.back();
 }
 
-void CaseData::make_tokens(const Case& c, Draw& draw) {
+// Of a whole request and head.
+static float load_scale(CacheScales granularity, const OwnedTensor& scales, int64_t request, int64_t head) {
+  switch (granularity) {
+    case CacheScales::per_tensor:
+      return load(scales.view(), {0});
+    case CacheScales::per_head:
+      return load(scales.view(), {head});
+    case CacheScales::per_request_head:
+      return load(scales.view(), {request, head});
+    default:
+      return 1;
+  }
+}
+
+void CaseData::make_query(const Case& c, Draw& draw) {
   const LayerSpec& layer = c.layer;
   query = OwnedTensor(layer.query_dtype, {num_tokens + c.extra_rows, layer.num_q_heads, layer.head_dim});
-  for (int64_t t = 0; t < num_tokens; ++t) {
-    for (int64_t h = 0; h < layer.num_q_heads; ++h) {
-      for (int64_t d = 0; d < layer.head_dim; ++d) store(query.view(), {t, h, d}, c.magnitude * draw.normal());
+  const bool scaled = is_float8(layer.query_dtype);
+  if (scaled) query_scale = draw_scales(c.query_scales, draw);
+  for (size_t r = 0; r < c.requests.size(); ++r) {
+    for (int64_t t = query_start_loc[r]; t < query_start_loc[r + 1]; ++t) {
+      for (int64_t h = 0; h < layer.num_q_heads; ++h) {
+        const auto request = static_cast<int64_t>(r);
+        const float scale = scaled ? load_scale(c.query_scales, query_scale, request, h / layer.group_size()) : 1;
+        for (int64_t d = 0; d < layer.head_dim; ++d)
+          store(query.view(), {t, h, d}, c.magnitude * draw.normal() / scale);
+      }
     }
   }
+}
+
+void CaseData::make_tokens(const Case& c, Draw& draw) {
+  const LayerSpec& layer = c.layer;
   if (layer.cache) return;
   key = OwnedTensor(layer.kv_dtype, {num_shown_keys + c.extra_rows, layer.num_kv_heads, layer.head_dim});
   value = OwnedTensor(layer.kv_dtype, {num_shown_keys + c.extra_rows, layer.num_kv_heads, layer.value_dim()});
@@ -249,7 +275,7 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
     value_cache = value_pages.view();
   }
 
-  make_scales(draw);
+  for (OwnedTensor* scales : {&key_scale, &value_scale}) *scales = draw_scales(layer.cache->scales, draw);
 
   std::vector<int32_t> free_pages(num_pages);
   std::iota(free_pages.begin(), free_pages.end(), 0);
@@ -304,7 +330,7 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
       }
     }
   }
-  const DType new_dtype = layer.query_dtype;
+  const DType new_dtype = is_float8(layer.query_dtype) ? DType::f16 : layer.query_dtype;
   const auto rows = static_cast<int64_t>(new_keys.size());
   key = OwnedTensor(new_dtype, {rows + c.extra_rows, layer.num_kv_heads, layer.head_dim});
   value = OwnedTensor(new_dtype, {rows + c.extra_rows, layer.num_kv_heads, layer.value_dim()});
@@ -362,53 +388,41 @@ void CaseData::make_operands(const Case& c, Draw& draw) {
   }
 }
 
-// All different, and none of them 1. Those of tokens are written with the tokens.
-void CaseData::make_scales(Draw& draw) {
-  const CacheSpec& cache = *case_.layer.cache;
+OwnedTensor CaseData::draw_scales(CacheScales granularity, Draw& draw) const {
   const int64_t num_heads = case_.layer.num_kv_heads;
   const auto num_requests = static_cast<int64_t>(case_.requests.size());
-  const int64_t num_pages = key_cache.shape[0];
-  for (OwnedTensor* scales : {&key_scale, &value_scale}) {
-    switch (cache.scales) {
-      case CacheScales::none:
-        break;
-      case CacheScales::per_tensor:
-        *scales = OwnedTensor(DType::f32, {1}, {5}, 1);
-        store(scales->view(), {0}, draw_scale(draw));
-        break;
-      case CacheScales::per_head:
-        *scales = OwnedTensor(DType::f32, {num_heads}, {2}, 2 * num_heads);
-        for (int64_t h = 0; h < num_heads; ++h) store(scales->view(), {h}, draw_scale(draw));
-        break;
-      case CacheScales::per_request_head:
-        *scales = OwnedTensor(DType::f32, {num_requests, num_heads}, {1, num_requests}, num_requests * num_heads);
-        for (int64_t r = 0; r < num_requests; ++r) {
-          for (int64_t h = 0; h < num_heads; ++h) store(scales->view(), {r, h}, draw_scale(draw));
-        }
-        break;
-      case CacheScales::per_token_head:
-        *scales =
-            OwnedTensor(DType::f32, {num_pages, cache.page_size, num_heads},
-                        {cache.page_size * num_heads, 1, cache.page_size}, num_pages * cache.page_size * num_heads);
-        break;
+  OwnedTensor scales;
+  switch (granularity) {
+    case CacheScales::none:
+      break;
+    case CacheScales::per_tensor:
+      scales = OwnedTensor(DType::f32, {1}, {5}, 1);
+      store(scales.view(), {0}, draw_scale(draw));
+      break;
+    case CacheScales::per_head:
+      scales = OwnedTensor(DType::f32, {num_heads}, {2}, 2 * num_heads);
+      for (int64_t h = 0; h < num_heads; ++h) store(scales.view(), {h}, draw_scale(draw));
+      break;
+    case CacheScales::per_request_head:
+      scales = OwnedTensor(DType::f32, {num_requests, num_heads}, {1, num_requests}, num_requests * num_heads);
+      for (int64_t r = 0; r < num_requests; ++r) {
+        for (int64_t h = 0; h < num_heads; ++h) store(scales.view(), {r, h}, draw_scale(draw));
+      }
+      break;
+    case CacheScales::per_token_head: {
+      const int64_t page_size = case_.layer.cache->page_size;
+      const int64_t num_pages = key_cache.shape[0];
+      scales = OwnedTensor(DType::f32, {num_pages, page_size, num_heads}, {page_size * num_heads, 1, page_size},
+                           num_pages * page_size * num_heads);
+      break;
     }
   }
+  return scales;
 }
 
 float CaseData::scale_of(const OwnedTensor& scales, int64_t request, int64_t page, int64_t offset, int64_t head) const {
-  switch (case_.layer.cache->scales) {
-    case CacheScales::none:
-      return 1;
-    case CacheScales::per_tensor:
-      return load(scales.view(), {0});
-    case CacheScales::per_head:
-      return load(scales.view(), {head});
-    case CacheScales::per_request_head:
-      return load(scales.view(), {request, head});
-    case CacheScales::per_token_head:
-      return load(scales.view(), {page, offset, head});
-  }
-  return 1;
+  if (case_.layer.cache->scales == CacheScales::per_token_head) return load(scales.view(), {page, offset, head});
+  return load_scale(case_.layer.cache->scales, scales, request, head);
 }
 
 KvCache CaseData::cache() { return {key_cache, value_cache, key_scale.view(), value_scale.view()}; }

@@ -96,6 +96,7 @@ struct CaseData {
   Tensor key_cache, value_cache;       // views of it
   OwnedTensor key_scale, value_scale;  // of caches of 8-bit floats
   OwnedTensor out_scale;               // of outputs of 8-bit floats
+  OwnedTensor query_scale;             // of queries of 8-bit floats
   std::vector<int32_t> query_start_loc, seq_lens, block_table;
   int64_t table_width = 0;
   std::vector<int64_t> slot_mapping, slot_requests;
@@ -104,9 +105,11 @@ struct CaseData {
 
  private:
   void make_lengths(const Case& c);
+  void make_query(const Case& c, Draw& draw);
   void make_tokens(const Case& c, Draw& draw);
   void make_cache(const Case& c, Draw& draw);
-  void make_scales(Draw& draw);
+  // All different, none of them 1, and at odd strides. Those of tokens are written with the tokens.
+  OwnedTensor draw_scales(CacheScales granularity, Draw& draw) const;
   void make_operands(const Case& c, Draw& draw);
 
   const Case& case_;

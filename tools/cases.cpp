@@ -166,6 +166,11 @@ void draw_layer(Draw& draw, bool small, Case& c) {
         {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head});
   }
   if (draw.one_in(8)) layer.output_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e5m2});
+  if (draw.one_in(size_bytes(layer.kv_dtype) == 1 ? 3 : 12)) {
+    layer.query_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e4m3, DType::f8e5m2});
+    c.query_scales =
+        draw.pick<CacheScales>({CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head});
+  }
   draw_shown_keys(draw, layer);
 }
 
@@ -262,9 +267,11 @@ int32_t piece_of(const LayerSpec& layer) {
   return size_bytes(layer.kv_dtype) == 1 || size_bytes(layer.out_dtype()) == 1 ? 16 : 8;
 }
 
-// The GPU engine's layers: one 16-bit dtype for queries and keys, or 8-bit keys; rows of whole 16-byte pieces.
+// The GPU engine's layers: one 16-bit dtype for queries and keys, or 8-bit keys, or e4m3 both; rows of whole 16-byte
+// pieces.
 void fit_to_cuda(LayerSpec& layer) {
-  if (layer.query_dtype == DType::f32) layer.query_dtype = DType::bf16;
+  const bool is_float8 = layer.query_dtype == DType::f8e4m3 && layer.kv_dtype == DType::f8e4m3;
+  if (layer.query_dtype != DType::f16 && !is_float8) layer.query_dtype = DType::bf16;
   if (size_bytes(layer.kv_dtype) != 1) layer.kv_dtype = layer.query_dtype;
   layer.head_dim = round_up(layer.head_dim, piece_of(layer));
   layer.head_dim_v = round_up(layer.head_dim_v, piece_of(layer));
@@ -327,6 +334,7 @@ std::string describe(const Case& c) {
   for (const PrefixGroup& group : c.prefix_groups) {
     text += fmt::format(" share {} of {}", group.num_tokens, fmt::join(group.requests, ","));
   }
+  if (size_bytes(layer.query_dtype) == 1) text += fmt::format(" query scales {}", to_string(c.query_scales));
   if (layer.softcap > 0) text += fmt::format(" softcap {}", layer.softcap);
   if (layer.alibi_per_request || !layer.alibi_slopes.empty()) text += " alibi";
   if (!layer.sinks.empty()) text += " sinks";

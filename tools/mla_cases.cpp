@@ -28,12 +28,13 @@ MlaSpec MlaCase::spec() const {
 
 namespace {
 
-// What MLA has of a layer: a key head a query head, one dtype, no 8-bit output, no ALiBi.
+// What MLA has of a layer: a key head a query head, one dtype, no 8-bit floats, no ALiBi.
 void fit_layer(Draw& draw, DeviceKind device, LayerSpec& layer) {
   layer.type = AttentionType::decoder;
   layer.cache.reset();
   layer.num_q_heads = std::min(layer.num_q_heads, 6);
   layer.num_kv_heads = layer.num_q_heads;
+  if (is_float8(layer.query_dtype)) layer.query_dtype = DType::bf16;
   layer.kv_dtype = layer.query_dtype;
   if (layer.output_dtype && is_float8(*layer.output_dtype)) layer.output_dtype.reset();
   layer.alibi_per_request = false;

@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <numeric>
 
+#include "case_data.hpp"
+
 namespace qkv::tools {
 namespace {
 
-// What ranks share: the context of decoders. Where they have heads of their own, the numbers of heads must fit.
+// What ranks share: the context of decoders, queries of 16 or 32 bits. Where they have heads of their own, the numbers of heads must fit.
 void fit_layer(const ParallelCase& c, DeviceKind device, LayerSpec& layer) {
   layer.key_run = KeyRun::all;
   layer.shard = {};
+  if (is_float8(layer.query_dtype)) layer.query_dtype = DType::bf16;
   if (layer.type != AttentionType::decoder || !layer.cache) {
     layer.type = AttentionType::decoder;
     layer.cache = CacheSpec{16};

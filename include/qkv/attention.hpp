@@ -63,15 +63,17 @@ class QKV_EXPORT Attention {
   // query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
   // lse f32 [num_q_heads, >= num_tokens] if wanted: natural log of the sum of exp of the scores, sink included.
   // Rows without a visible key: out = 0, lse = -inf (the sink, if there is one). Rows past num_tokens: untouched.
-  // out_scale f32 [1], for outputs of 8-bit floats and no others: out = round(result / out_scale), saturating. Read
-  // when the work runs.
+  // out_scale f32 [1], for outputs of 8-bit floats and no others: out = round(result / out_scale), saturating.
+  // query_scale f32 [1], [num_kv_heads] or [num_requests, num_kv_heads], any strides, for queries of 8-bit floats and
+  // no others: what their elements are multiplied by. Scales are read when the work runs.
   void forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out, const Tensor& lse = {},
-               Stream stream = {}, const Tensor& out_scale = {}) const;
+               Stream stream = {}, const Tensor& out_scale = {}, const Tensor& query_scale = {}) const;
 
   // For layers without a cache: key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v; with a
   // shard or a key_run, the rows of the keys that the layer is shown.
   void forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
-               const Tensor& lse = {}, Stream stream = {}, const Tensor& out_scale = {}) const;
+               const Tensor& lse = {}, Stream stream = {}, const Tensor& out_scale = {},
+               const Tensor& query_scale = {}) const;
 
  private:
   struct Impl;

@@ -47,9 +47,10 @@ struct LayerSpec {
   int32_t head_dim = 0;      // of query and key, 8 … 512
   int32_t head_dim_v = 0;    // of value and output, 8 … 512; 0 = head_dim
 
-  DType query_dtype = DType::f32;
-  DType kv_dtype = DType::f32;             // of the cache, or of dense keys and values
-  std::optional<DType> output_dtype = {};  // not given: query_dtype. 8-bit floats: forward takes an out_scale
+  DType query_dtype = DType::f32;  // of 8-bit floats: forward takes a query_scale
+  DType kv_dtype = DType::f32;     // of the cache, or of dense keys and values
+  std::optional<DType> output_dtype =
+      {};  // not given: query_dtype, or bf16 if that is 8-bit. 8-bit floats: forward takes an out_scale
 
   AttentionType type = AttentionType::decoder;
   std::optional<CacheSpec> cache = {};  // not given: keys and values are dense tensors
@@ -70,7 +71,7 @@ struct LayerSpec {
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   int32_t value_dim() const { return head_dim_v != 0 ? head_dim_v : head_dim; }
-  DType out_dtype() const { return output_dtype.value_or(query_dtype); }
+  QKV_EXPORT DType out_dtype() const;
   QKV_EXPORT float effective_scale() const;
   QKV_EXPORT Mask effective_mask() const;
 };

@@ -28,6 +28,7 @@ struct VarlenArguments {
   Tensor key_scale = {};     // of pages of 8-bit floats: f32, its shape as in CacheScales
   Tensor value_scale = {};   // likewise
   Tensor out_scale = {};     // f32 [1], with an out of 8-bit floats
+  Tensor query_scale = {};   // f32, with a query of 8-bit floats: its shape as in Attention::forward
   Stream stream = {};
 };
 

@@ -114,7 +114,7 @@ typedef struct qkv_layer_spec {
   int32_t head_dim_v;  // 0 = head_dim
   qkv_dtype query_dtype;
   qkv_dtype kv_dtype;
-  int32_t has_output_dtype;  // 0: query_dtype
+  int32_t has_output_dtype;  // 0: query_dtype, or bf16 if that is 8-bit
   qkv_dtype output_dtype;
   qkv_attention_type type;
   int32_t has_cache;              // 0: keys and values are dense tensors
@@ -275,15 +275,18 @@ QKV_EXPORT qkv_status qkv_attention_update_cache(const qkv_attention* attention,
                                                  const qkv_tensor* value, const qkv_kv_cache* cache,
                                                  const qkv_plan* plan, qkv_stream stream);
 // Layers with a cache. query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
-// lse f32 [num_q_heads, >= num_tokens] or NULL, out_scale f32 [1] for an out of 8-bit floats, else NULL.
+// lse f32 [num_q_heads, >= num_tokens] or NULL, out_scale f32 [1] for an out of 8-bit floats, else NULL, query_scale
+// f32 [1], [num_kv_heads] or [num_requests, num_kv_heads] for a query of 8-bit floats, else NULL.
 QKV_EXPORT qkv_status qkv_attention_forward(const qkv_attention* attention, const qkv_tensor* query,
                                             const qkv_kv_cache* cache, const qkv_plan* plan, const qkv_tensor* out,
-                                            const qkv_tensor* lse, const qkv_tensor* out_scale, qkv_stream stream);
+                                            const qkv_tensor* lse, const qkv_tensor* out_scale,
+                                            const qkv_tensor* query_scale, qkv_stream stream);
 // Layers without one. key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v.
 QKV_EXPORT qkv_status qkv_attention_forward_dense(const qkv_attention* attention, const qkv_tensor* query,
                                                   const qkv_tensor* key, const qkv_tensor* value, const qkv_plan* plan,
                                                   const qkv_tensor* out, const qkv_tensor* lse,
-                                                  const qkv_tensor* out_scale, qkv_stream stream);
+                                                  const qkv_tensor* out_scale, const qkv_tensor* query_scale,
+                                                  qkv_stream stream);
 
 // --- single calls ---------------------------------------------------------------------------------------------------
 
@@ -309,7 +312,8 @@ typedef struct qkv_varlen_arguments {
   qkv_stream stream;
   qkv_tensor key_scale;  // of pages of 8-bit floats: f32, its shape says what has a scale of its own
   qkv_tensor value_scale;
-  qkv_tensor out_scale;  // f32 [1], with an out of 8-bit floats
+  qkv_tensor out_scale;    // f32 [1], with an out of 8-bit floats
+  qkv_tensor query_scale;  // f32, with a query of 8-bit floats: its shape as in qkv_attention_forward
 } qkv_varlen_arguments;
 
 QKV_EXPORT void qkv_varlen_arguments_init(qkv_varlen_arguments* arguments, size_t struct_size);

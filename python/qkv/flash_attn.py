@@ -73,8 +73,8 @@ def flash_attn_varlen_func(
         s_aux: [num_q_heads], sink logits.
         block_table: int32 [num_requests, max_pages].
         num_splits: 0 or 1. Splits never depend on the batch, so both give the same bits.
-        q_descale: only ones. k_descale, v_descale: float32 [num_requests, num_kv_heads], of pages of 8-bit floats;
-            only ones with others, as engines pass them.
+        q_descale, k_descale, v_descale: float32 [num_requests, num_kv_heads], of 8-bit floats; only ones with others,
+            as engines pass them. Without q_descale, 8-bit queries are taken as they are.
         fa_version: 2, 3 or 4, all the same here.
         dynamic_causal: int32 [num_requests]; requests with 0 are not causal, and with a window (L, 0) see (L, L).
         out: [num_tokens, num_q_heads, head_dim_v], made if not given, of q's kind.
@@ -101,8 +101,13 @@ def flash_attn_varlen_func(
     _refuse_unless("fa_version", fa_version, (2, 3, 4))
     # What torch copies here must be ordered before the kernels.
     with torch_work_on(stream, q):
-        _refuse_scales(q_descale=q_descale)
-        has_scales = "float8" in str(getattr(k, "dtype", ""))
+        has_query_scale = _is_float8(q)
+        if not has_query_scale:
+            _refuse_scales(q_descale=q_descale)
+        elif q_descale is None:
+            q_descale = zeros(q, (1,), "f32")
+            q_descale += 1
+        has_scales = _is_float8(k)
         if not has_scales:
             _refuse_scales(k_descale=k_descale, v_descale=v_descale)
 
@@ -136,6 +141,7 @@ def flash_attn_varlen_func(
             lse=lse,
             key_scale=k_descale if has_scales else None,
             value_scale=v_descale if has_scales else None,
+            query_scale=q_descale if has_query_scale else None,
             stream=stream,
         )
     return (result, lse) if return_softmax_lse else result
@@ -150,6 +156,10 @@ def _refuse_given(**arguments: Any) -> None:
 def _refuse_unless(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
     if value not in allowed:
         raise Error("unsupported", name, repr(value), " or ".join(map(repr, allowed)))
+
+
+def _is_float8(array: Any) -> bool:
+    return "float8" in str(getattr(array, "dtype", ""))
 
 
 def _refuse_scales(**scales: Array | None) -> None:

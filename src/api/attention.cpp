@@ -25,6 +25,7 @@ struct Attention::Impl {
 
   void run(const plan::ForwardCall& call) const {
     api::check_query(spec, device, call.query, call.plan.rows_of_tokens());
+    api::check_query_scale(spec, device, call.query_scale, call.plan.rows_of_requests());
     api::check_out(spec, device, call.out, call.lse, call.plan.rows_of_tokens());
     api::check_out_scale(call.out, call.out_scale);
     engine->forward(call);
@@ -91,7 +92,7 @@ void Attention::update_cache(const Tensor& key, const Tensor& value, const KvCac
 }
 
 void Attention::forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out,
-                        const Tensor& lse, Stream stream, const Tensor& out_scale) const {
+                        const Tensor& lse, Stream stream, const Tensor& out_scale, const Tensor& query_scale) const {
   api::check_plan_fits(impl_->spec, impl_->mask_hash, plan.data());
   if (!impl_->spec.cache) {
     refuse("cache", cache.key.describe(), "key and value: the layer has no cache", ErrorCode::mismatch);
@@ -99,17 +100,18 @@ void Attention::forward(const Tensor& query, const KvCache& cache, const Plan& p
   api::check_cache(impl_->spec, impl_->device, cache, plan.data().highest_page());
   api::check_cache_scales(impl_->spec, impl_->device, cache, plan.data().rows_of_requests());
   impl_->run({impl_->spec, plan.data(), query, cache.key, cache.value, out, lse, stream, cache.key_scale,
-              cache.value_scale, out_scale});
+              cache.value_scale, out_scale, query_scale});
 }
 
 void Attention::forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan,
-                        const Tensor& out, const Tensor& lse, Stream stream, const Tensor& out_scale) const {
+                        const Tensor& out, const Tensor& lse, Stream stream, const Tensor& out_scale,
+                        const Tensor& query_scale) const {
   api::check_plan_fits(impl_->spec, impl_->mask_hash, plan.data());
   if (impl_->spec.cache) {
     refuse("key", key.describe(), "a KvCache: the layer has a cache of pages", ErrorCode::mismatch);
   }
   api::check_dense_keys(impl_->spec, impl_->device, key, value, plan.data().rows_of_keys());
-  impl_->run({impl_->spec, plan.data(), query, key, value, out, lse, stream, {}, {}, out_scale});
+  impl_->run({impl_->spec, plan.data(), query, key, value, out, lse, stream, {}, {}, out_scale, query_scale});
 }
 
 }  // namespace qkv

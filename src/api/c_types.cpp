@@ -226,6 +226,7 @@ VarlenArguments from_c(const qkv_varlen_arguments* arguments) {
   result.key_scale = from_c(given.key_scale, "key_scale");
   result.value_scale = from_c(given.value_scale, "value_scale");
   result.out_scale = from_c(given.out_scale, "out_scale");
+  result.query_scale = from_c(given.query_scale, "query_scale");
   return result;
 }
 

@@ -6,6 +6,7 @@
 #include "api/rank_agreement.hpp"
 #include "api/tensor_checks.hpp"
 #include "core/checks.hpp"
+#include "core/float8.hpp"
 #include "mask/shift.hpp"
 #include "parallel/exchange.hpp"
 #include "plan/plan_data.hpp"
@@ -37,6 +38,10 @@ void check_spec(const ContextParallelSpec& spec, int32_t num_ranks) {
   const LayerSpec& layer = spec.layer;
   if (layer.type != AttentionType::decoder) {
     refuse("layer.type", to_string(layer.type), "decoder: the contexts of others are not shared by ranks",
+           ErrorCode::unsupported);
+  }
+  if (is_float8(layer.query_dtype)) {
+    refuse("layer.query_dtype", to_string(layer.query_dtype), "f32, f16 or bf16: ranks exchange no scales of queries",
            ErrorCode::unsupported);
   }
   if (!layer.cache) refuse("layer.cache", "none", "a cache, of which each rank keeps a part");

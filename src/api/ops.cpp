@@ -110,11 +110,11 @@ void varlen_attention(const VarlenArguments& arguments) {
   const Plan plan = attention.plan(batch, arguments.stream);
   if (attention.spec().cache) {
     const KvCache cache{arguments.key, arguments.value, arguments.key_scale, arguments.value_scale};
-    attention.forward(arguments.query, cache, plan, arguments.out, arguments.lse, arguments.stream,
-                      arguments.out_scale);
+    attention.forward(arguments.query, cache, plan, arguments.out, arguments.lse, arguments.stream, arguments.out_scale,
+                      arguments.query_scale);
   } else {
     attention.forward(arguments.query, arguments.key, arguments.value, plan, arguments.out, arguments.lse,
-                      arguments.stream, arguments.out_scale);
+                      arguments.stream, arguments.out_scale, arguments.query_scale);
   }
 }
 

@@ -182,6 +182,22 @@ void check_query(const LayerSpec& layer, Device device, const Tensor& query, int
   check_extent(query, "query", 2, layer.head_dim, "head_dim");
 }
 
+void check_query_scale(const LayerSpec& layer, Device device, const Tensor& query_scale, int32_t num_requests) {
+  constexpr const char* kName = "query_scale";
+  constexpr const char* kAxes = "[1], [num_kv_heads] or [num_requests, num_kv_heads], f32, since queries are 8-bit";
+  if (!is_float8(layer.query_dtype)) return check_absent_scale(query_scale, kName, layer.query_dtype);
+  check_given(query_scale, kName, kAxes);
+  const bool of_requests = query_scale.rank == 2;
+  check_rank(query_scale, kName, of_requests ? 2 : 1, kAxes);
+  if (of_requests) check_extent(query_scale, kName, 0, num_requests, "num_requests");
+  if (query_scales(query_scale) != CacheScales::per_tensor) {
+    check_extent(query_scale, kName, of_requests ? 1 : 0, layer.num_kv_heads, "num_kv_heads");
+  }
+  check_dtype(query_scale, kName, DType::f32);
+  check_device(query_scale, kName, device);
+  if (device.kind == DeviceKind::cpu) check_scale_values(query_scale, kName);
+}
+
 void check_out(const LayerSpec& layer, Device device, const Tensor& out, const Tensor& lse, int64_t num_tokens) {
   check_tokens(out, "out", device);
   check_writable_layout(out, "out");

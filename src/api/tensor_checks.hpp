@@ -23,6 +23,8 @@ void check_dense_keys(const LayerSpec& layer, Device device, const Tensor& key, 
 void check_workspace(const Tensor& workspace, Device device, int64_t num_bytes);
 void check_query(const LayerSpec& layer, Device device, const Tensor& query, int64_t num_tokens);
 void check_out(const LayerSpec& layer, Device device, const Tensor& out, const Tensor& lse, int64_t num_tokens);
+// Given with queries of 8-bit floats only: of the whole call, of each KV head, or of each request and head.
+void check_query_scale(const LayerSpec& layer, Device device, const Tensor& query_scale, int32_t num_requests);
 // Given with outputs of 8-bit floats only.
 void check_out_scale(const Tensor& out, const Tensor& out_scale);
 // The plan was made for a layer of this kind.

@@ -1,4 +1,4 @@
-// Scales of a cache of any granularity as one address: what an axis does not tell apart has stride 0.
+// Scales of a cache or of queries, of any granularity, as one address: what an axis does not tell apart has stride 0.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,13 @@ inline ScaleLayout scale_layout(CacheScales granularity, const Tensor& scale) {
       break;
   }
   return layout;
+}
+
+// What the scales of a query belong to, by their shape: [1], [num_kv_heads] or [num_requests, num_kv_heads]. One for
+// all, or one of one head, is the same.
+inline CacheScales query_scales(const Tensor& scale) {
+  if (scale.rank == 2) return CacheScales::per_request_head;
+  return scale.shape[0] == 1 ? CacheScales::per_tensor : CacheScales::per_head;
 }
 
 }  // namespace qkv

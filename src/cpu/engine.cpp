@@ -32,7 +32,9 @@ class Forward {
         dim_v_(call.layer.value_dim()),
         state_out_(new float[plan_.num_state_rows * dim_v_]),  // NOLINT(modernize-make-unique): left uninitialised
         state_lse_(new float[plan_.num_state_rows]),           // NOLINT(modernize-make-unique)
-        out_scale_(call.out_scale.is_given() ? *static_cast<const float*>(call.out_scale.data) : 1.0F) {}
+        out_scale_(call.out_scale.is_given() ? *static_cast<const float*>(call.out_scale.data) : 1.0F) {
+    if (call.query_scale.is_given()) query_scale_ = scale_layout(query_scales(call.query_scale), call.query_scale);
+  }
 
   void run() const {
     const ForwardKernels& kernels = forward_kernels();
@@ -55,7 +57,7 @@ class Forward {
     const LayerSpec& layer = call_.layer;
     const int32_t head = item.kv_head * group_size_;
     tokens.clear();
-    plan::for_each_run(plan_, item, [&](const plan::RowRun& run) { append_tokens(run, head, tokens); });
+    plan::for_each_run(plan_, item, [&](const plan::RowRun& run) { append_tokens(run, item.kv_head, tokens); });
     ForwardTask task;
     task.head_dim = layer.head_dim;
     task.head_dim_v = dim_v_;
@@ -77,11 +79,13 @@ class Forward {
     return task;
   }
 
-  void append_tokens(const plan::RowRun& run, int32_t head, std::vector<TaskToken>& tokens) const {
+  void append_tokens(const plan::RowRun& run, int32_t kv_head, std::vector<TaskToken>& tokens) const {
+    const int32_t head = kv_head * group_size_;
     for (int32_t query = run.query_begin; query < run.query_end; ++query) {
       const int64_t token = plan_.query_start_loc[run.request] + query;
       TaskToken& added = tokens.emplace_back();
       added.query = at(call_.query, token * call_.query.stride[0] + head * call_.query.stride[1]);
+      if (query_scale_.data != nullptr) added.query_scale = *query_scale_.at(run.request, 0, 0, kv_head);
       added.mask_input = &plan_.mask_inputs[run.request];
       added.query_index = query;
       added.alibi_slopes = alibi_slopes(run.request, head);
@@ -171,6 +175,7 @@ class Forward {
   std::unique_ptr<float[]> state_out_;  // [num_state_rows, dim_v]
   std::unique_ptr<float[]> state_lse_;  // [num_state_rows]
   const float out_scale_;
+  ScaleLayout query_scale_;  // without data: queries have no scale
 };
 
 // Of one core of a Xeon with AVX-512, which the vectors of other instruction sets scale (docs/plans.md). Choices depend

@@ -42,7 +42,7 @@ double score(const ForwardTask& task, const TaskToken& token, int32_t head, int3
   const std::byte* key = token_row(task.kv, false, position);
   double sum = 0;
   for (int32_t d = 0; d < task.head_dim; ++d) sum += load(task.query_dtype, query, d) * load(task.kv.dtype, key, d);
-  sum *= token_scale(task.kv, false, position) * task.scale;
+  sum *= token.query_scale * token_scale(task.kv, false, position) * task.scale;
   if (task.softcap > 0) sum = task.softcap * std::tanh(sum / task.softcap);
   if (token.alibi_slopes != nullptr) {
     const int64_t distance = int64_t{token.q_pos()} - token.mask_input->kv_pos(position);

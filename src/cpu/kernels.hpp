@@ -52,6 +52,7 @@ struct KeyValueSource {
 // A new token of an item: its heads of the group are rows. Tokens of one item may belong to several requests.
 struct TaskToken {
   const std::byte* query = nullptr;  // [group_size, head_dim]
+  float query_scale = 1;             // what their elements are multiplied by
   const mask::ProgramInput* mask_input = nullptr;
   int32_t query_index = 0;              // among its request's new tokens
   const float* alibi_slopes = nullptr;  // [group_size], or nullptr for all tokens
@@ -74,8 +75,8 @@ struct ForwardTask {
   int32_t group_size = 0;
   std::span<const TaskToken> tokens;
 
-  DType query_dtype = DType::f32;
-  int64_t query_head_stride = 0;  // in bytes
+  DType query_dtype = DType::f32;  // as the dtypes of keys
+  int64_t query_head_stride = 0;   // in bytes
 
   KeyValueSource kv;
   // Non-empty runs of keys in rising order; runs begin at multiples of kTileKv. Keys outside are not read. A run is

@@ -83,11 +83,14 @@ void load_row_as(const std::byte* row, int32_t count, float factor, float* out) 
 }
 
 inline void load_query_row(const ForwardTask& task, int32_t row, float* out) {
-  const std::byte* query = task.tokens[row / task.group_size].query + row % task.group_size * task.query_head_stride;
-  const float factor = query_factor(task);
+  const TaskToken& token = task.tokens[row / task.group_size];
+  const std::byte* query = token.query + row % task.group_size * task.query_head_stride;
+  const float factor = query_factor(task) * token.query_scale;
   if (task.query_dtype == DType::f32) return load_row_as<float>(query, task.head_dim, factor, out);
   if (task.query_dtype == DType::f16) return load_row_as<hwy::float16_t>(query, task.head_dim, factor, out);
-  load_row_as<hwy::bfloat16_t>(query, task.head_dim, factor, out);
+  if (task.query_dtype == DType::bf16) return load_row_as<hwy::bfloat16_t>(query, task.head_dim, factor, out);
+  if (task.query_dtype == DType::f8e4m3) return load_row_as<F8E4M3>(query, task.head_dim, factor, out);
+  load_row_as<F8E5M2>(query, task.head_dim, factor, out);
 }
 
 // Softcap and ALiBi, where the layer has them: `raw` is query · key with the factor above, the result is in log2.

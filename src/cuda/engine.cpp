@@ -255,6 +255,9 @@ class CudaLayer final : public plan::LayerEngine {
       params.key_scale = scales_of(layer.cache->scales, call.key_scale);
       params.value_scale = scales_of(layer.cache->scales, call.value_scale);
     }
+    if (call.query_scale.is_given()) {
+      params.query_scale = scales_of(query_scales(call.query_scale), call.query_scale);
+    }
     params.out_scale = static_cast<const float*>(call.out_scale.data);
     params.out = call.out.data;
     params.out_token_stride = call.out.stride[0];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/float8.hpp"
 #include "core/index/swizzled_tile.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
@@ -41,7 +42,8 @@ shape::KeyValueShape few_rows_shape(const LayerSpec& layer) {
 }
 
 bool ForwardSm90FewRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
-  return facts.arch == "sm_90a" && shape::supports(layer.head_dim, layer.value_dim()) &&
+  return facts.arch == "sm_90a" && !is_float8(layer.query_dtype) &&
+         shape::supports(layer.head_dim, layer.value_dim()) &&
          layer.group_size() <= shape::max_rows(layer.value_dim());
 }
 

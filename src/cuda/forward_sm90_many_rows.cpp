@@ -1,5 +1,7 @@
 #include "cuda/forward_sm90_many_rows.hpp"
 
+#include "core/float8.hpp"
+#include "core/index/forward_sm90_many_rows_f8_shape.hpp"
 #include "cuda/device/many_rows_params.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
@@ -9,11 +11,27 @@ namespace {
 
 constexpr auto kPromotion = jit::CUtensorMapL2promotion::bytes_256;
 
+index::ManyRowsShape shape_of(const LayerSpec& layer) {
+  return is_float8(layer.query_dtype) ? index::many_rows_f8_shape(layer.head_dim, layer.value_dim())
+                                      : index::many_rows_shape(layer.head_dim, layer.value_dim());
+}
+
+int shared_bytes_of(const LayerSpec& layer, const index::ManyRowsShape& shape) {
+  return is_float8(layer.query_dtype) ? index::many_rows_f8_layout(shape, layer.head_dim, layer.value_dim()).bytes
+                                      : index::many_rows_layout(shape, layer.head_dim, layer.value_dim()).bytes;
+}
+
+// Elements of a block of a row's columns: blocks are counted in units of 16 bits.
+int32_t block_columns(int32_t dim, DType dtype) {
+  const int32_t in_unit = 2 / size_bytes(dtype);
+  return index::many_rows_block_columns(dim / in_unit) * in_unit;
+}
+
 jit::CUtensorMap query_map(const plan::ForwardCall& call) {
   const Tensor& query = call.query;
   const int64_t group = call.layer.group_size();
   const bool by_box = index::many_rows_query_by_box(static_cast<int>(group));
-  const int32_t columns = index::many_rows_block_columns(call.layer.head_dim);
+  const int32_t columns = block_columns(call.layer.head_dim, query.dtype);
   const int64_t blocks = call.layer.head_dim / columns;
   return make_tensor_map(query.data, query.dtype,
                          {{{columns, 1, columns},
@@ -28,7 +46,7 @@ jit::CUtensorMap query_map(const plan::ForwardCall& call) {
 // Dense keys are one page that holds them all.
 jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int32_t dim, int32_t box_rows, int32_t box_blocks,
                            const char* name) {
-  const int32_t columns = index::many_rows_block_columns(dim);
+  const int32_t columns = block_columns(dim, pages.dtype);
   const int32_t token_axis = paged ? 1 : 0;
   return make_tensor_map(pages.data, pages.dtype,
                          {{{columns, 1, columns},
@@ -42,13 +60,17 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int32_t dim, int32_t
 }  // namespace
 
 bool ForwardSm90ManyRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
-  return facts.arch == "sm_90a" && !uses_float8(layer) &&
-         index::many_rows_supports(layer.head_dim, layer.value_dim(), layer.cache ? layer.cache->page_size : 0);
+  if (facts.arch != "sm_90a") return false;
+  const int32_t page_size = layer.cache ? layer.cache->page_size : 0;
+  if (!uses_float8(layer)) return index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size);
+  return layer.query_dtype == DType::f8e4m3 && layer.kv_dtype == DType::f8e4m3 && layer.cache &&
+         layer.cache->scales != CacheScales::per_token_head &&
+         index::many_rows_f8_supports(layer.head_dim, layer.value_dim(), page_size);
 }
 
 ForwardKey ForwardSm90ManyRows::key(const LayerSpec& layer, const DeviceFacts& facts) {
-  const index::ManyRowsShape shape = index::many_rows_shape(layer.head_dim, layer.value_dim());
-  return {"forward_sm90_many_rows",
+  const index::ManyRowsShape shape = shape_of(layer);
+  return {is_float8(layer.query_dtype) ? "forward_sm90_many_rows_f8" : "forward_sm90_many_rows",
           facts.arch,
           index::many_rows_tile_q(shape),
           shape.tile_kv,
@@ -56,8 +78,7 @@ ForwardKey ForwardSm90ManyRows::key(const LayerSpec& layer, const DeviceFacts& f
 }
 
 ForwardSm90ManyRows::ForwardSm90ManyRows(const LayerSpec& layer, const DeviceFacts& facts)
-    : shape_(index::many_rows_shape(layer.head_dim, layer.value_dim())),
-      kernel_(&jit::kernels().get(forward_source(layer, key(layer, facts)))) {}
+    : shape_(shape_of(layer)), kernel_(&jit::kernels().get(forward_source(layer, key(layer, facts)))) {}
 
 void ForwardSm90ManyRows::run(const plan::ForwardCall& call, const ForwardParams& params, const int* cta_begin,
                               int32_t num_ctas, jit::CUstream stream) const {
@@ -66,14 +87,14 @@ void ForwardSm90ManyRows::run(const plan::ForwardCall& call, const ForwardParams
   const bool paged = layer.cache.has_value();
   const int32_t page_size = paged ? layer.cache->page_size : 0;
   const int32_t box_rows = index::many_rows_box_rows(page_size, shape_.tile_kv);
-  const int32_t key_blocks = index::many_rows_key_box_blocks(layer.head_dim, page_size, shape_.tile_kv);
+  const int32_t in_unit = 2 / size_bytes(layer.kv_dtype);
+  const int32_t key_blocks = index::many_rows_key_box_blocks(layer.head_dim / in_unit, page_size, shape_.tile_kv);
   const ManyRowsParams many{cta_begin};
   const jit::CUtensorMap query = query_map(call);
   const jit::CUtensorMap key = pages_map(call.key, paged, layer.head_dim, box_rows, key_blocks, "key");
-  const int32_t value_blocks = layer.value_dim() / index::many_rows_block_columns(layer.value_dim());
+  const int32_t value_blocks = layer.value_dim() / block_columns(layer.value_dim(), layer.kv_dtype);
   const jit::CUtensorMap value = pages_map(call.value, paged, layer.value_dim(), box_rows, value_blocks, "value");
-  const auto shared_bytes =
-      static_cast<uint32_t>(index::many_rows_layout(shape_, layer.head_dim, layer.value_dim()).bytes);
+  const auto shared_bytes = static_cast<uint32_t>(shared_bytes_of(layer, shape_));
   launch(*kernel_,
          {static_cast<uint32_t>(num_ctas), 1, static_cast<uint32_t>(index::many_rows_threads(shape_)), shared_bytes},
          {&params, &many, &query, &key, &value}, stream);

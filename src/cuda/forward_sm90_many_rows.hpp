@@ -1,4 +1,5 @@
-// Hopper's forward kernel for many query rows: a persistent CTA a multiprocessor, each with a list of items.
+// Hopper's forward kernels for many query rows, of 16 bits and of 8: a persistent CTA a multiprocessor, each with a
+// list of items.
 #pragma once
 
 #include "core/index/forward_sm90_many_rows_shape.hpp"
@@ -12,7 +13,8 @@ namespace qkv::cuda {
 
 // What supports() asks for, in words.
 inline constexpr const char* kManyRowsNeeds =
-    "sm_90a, head sizes 64, 96, 128, 256 or 192/128, and dense keys or pages of a multiple of 16 tokens";
+    "sm_90a, head sizes 64, 96, 128, 256 or 192/128, and dense keys or pages of a multiple of 16 tokens; with 8-bit "
+    "floats, head sizes 64, 128 or 256, queries and caches both f8e4m3, and scales not per token";
 
 class ForwardSm90ManyRows {
  public:

@@ -42,7 +42,7 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
   return fmt::format(
       "namespace qkv::cuda::key {{\n"
       "constexpr bool is_bf16 = {};\n"
-      "constexpr int kv_dtype = {}, out_dtype = {};\n"
+      "constexpr int query_dtype = {}, kv_dtype = {}, out_dtype = {};\n"
       "constexpr bool token_scales = {};\n"
       "constexpr int head_dim = {}, head_dim_v = {}, group_size = {};\n"
       "constexpr int page_size = {};\n"
@@ -55,9 +55,9 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
       "constexpr bool positive_factor = {};\n"
       "{}"
       "}}\n",
-      layer.query_dtype == DType::bf16, dtype_code(layer.kv_dtype), dtype_code(layer.out_dtype()),
-      layer.cache && layer.cache->scales == CacheScales::per_token_head, layer.head_dim, layer.value_dim(),
-      layer.group_size(), layer.cache ? layer.cache->page_size : 0, static_cast<int>(layer.key_run),
+      layer.query_dtype == DType::bf16, dtype_code(layer.query_dtype), dtype_code(layer.kv_dtype),
+      dtype_code(layer.out_dtype()), layer.cache && layer.cache->scales == CacheScales::per_token_head, layer.head_dim,
+      layer.value_dim(), layer.group_size(), layer.cache ? layer.cache->page_size : 0, static_cast<int>(layer.key_run),
       layer.shard.num_ranks, layer.shard.interleave_size, layer.softcap > 0, alibi, !always_visible,
       program.depends_on_head, program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv,
       layer.effective_scale() > 0, own_constants_text(key));
@@ -82,7 +82,9 @@ std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
 
 }  // namespace
 
-bool uses_float8(const LayerSpec& layer) { return is_float8(layer.kv_dtype) || is_float8(layer.out_dtype()); }
+bool uses_float8(const LayerSpec& layer) {
+  return is_float8(layer.query_dtype) || is_float8(layer.kv_dtype) || is_float8(layer.out_dtype());
+}
 
 int dtype_code(DType dtype) {
   switch (dtype) {

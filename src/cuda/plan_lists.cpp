@@ -23,9 +23,10 @@ std::vector<plan::WorkItem> items_of(const plan::PlanData& plan, bool few_rows) 
 
 CtaLists cta_lists_of(const plan::PlanData& plan, const std::vector<plan::WorkItem>& items, int32_t max_ctas) {
   if (max_ctas == 0) return {items, {}};
-  return make_cta_lists(items, plan.layer.group_size(), max_ctas, [&](int32_t request) {
-    return index::many_rows_heads_per_section(plan.key_lens[request], plan.layer.head_dim, plan.layer.value_dim(),
-                                              plan.layer.num_kv_heads);
+  const int32_t element_bytes = size_bytes(plan.layer.kv_dtype);
+  return make_cta_lists(items, plan.layer.group_size(), max_ctas, [&, element_bytes](int32_t request) {
+    return index::many_rows_heads_per_section(plan.key_lens[request], plan.layer.head_dim * element_bytes / 2,
+                                              plan.layer.value_dim() * element_bytes / 2, plan.layer.num_kv_heads);
   });
 }
 

@@ -39,6 +39,7 @@ struct ForwardCall {
   Stream stream;
   Tensor key_scale, value_scale;  // given for caches of 8-bit floats
   Tensor out_scale;               // given for outputs of 8-bit floats
+  Tensor query_scale;             // given for queries of 8-bit floats; query_scales() says what they belong to
 };
 
 // What an engine keeps of one layer: its kernels, chosen and compiled when the layer is created.

@@ -37,6 +37,12 @@ ShownRun shown_run(const LayerSpec& spec, int32_t q_len, int32_t kv_len) {
   return {spec.shard, is_new_only ? context : 0, spec.key_run == KeyRun::context ? context : kv_len};
 }
 
+// What the elements of a request's queries are multiplied by.
+double query_scale_at(const Tensor& scales, int64_t request, int64_t kv_head) {
+  if (!scales.is_given()) return 1;
+  return *scale_layout(query_scales(scales), scales).at(request, 0, 0, kv_head);
+}
+
 // Where the shown keys of a request lie, by position: `token(j)` gives the offset of key j's head 0 in a tensor of keys
 // or values, `scale(j)` what its elements are multiplied by.
 struct KeyLocator {
@@ -90,7 +96,8 @@ double larger_or_nan(double a, double b) { return std::isnan(a) || std::isnan(b)
 
 class Reference {
  public:
-  Reference(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache)
+  Reference(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache,
+            const Tensor& query_scale)
       : spec_(spec),
         batch_(batch),
         query_(query),
@@ -98,6 +105,7 @@ class Reference {
         value_(cache.value),
         key_scale_(cache.key_scale),
         value_scale_(cache.value_scale),
+        query_scale_(query_scale),
         mask_(spec.effective_mask()) {}
 
   Result run() {
@@ -131,6 +139,7 @@ class Reference {
     const int64_t row = scene.query_start + query;
     const int64_t q_pos = static_cast<int64_t>(query) + scene.kv_len - scene.q_len;
     const double slope = alibi_slope(spec_, batch_, scene.request, head);
+    const double query_scale = query_scale_at(query_scale_, scene.request, kv_head);
 
     std::vector<int32_t> visible;
     std::vector<double> scores;
@@ -143,7 +152,7 @@ class Reference {
         dot += element(query_, row * query_.stride[0] + head * query_.stride[1] + c) * element(key_, key_offset + c);
       }
       visible.push_back(j);
-      scores.push_back(score(spec_, dot * keys.scale(key_scale_, j, kv_head), slope, q_pos, j));
+      scores.push_back(score(spec_, dot * query_scale * keys.scale(key_scale_, j, kv_head), slope, q_pos, j));
       maximum = larger_or_nan(maximum, scores.back());
     }
 
@@ -171,6 +180,7 @@ class Reference {
   const Tensor& value_;
   const Tensor& key_scale_;
   const Tensor& value_scale_;
+  const Tensor& query_scale_;
   const Mask mask_;
   int64_t num_tokens_ = 0;
   int64_t first_dense_key_ = 0;  // of the request at hand
@@ -179,13 +189,14 @@ class Reference {
 
 }  // namespace
 
-Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const Tensor& key,
-                 const Tensor& value) {
-  return attention(spec, batch, query, KvCache{key, value});
+Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const Tensor& key, const Tensor& value,
+                 const Tensor& query_scale) {
+  return attention(spec, batch, query, KvCache{key, value}, query_scale);
 }
 
-Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache) {
-  return Reference(spec, batch, query, cache).run();
+Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache,
+                 const Tensor& query_scale) {
+  return Reference(spec, batch, query, cache, query_scale).run();
 }
 
 }  // namespace qkv::reference

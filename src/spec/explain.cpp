@@ -11,7 +11,7 @@ namespace {
 
 // A feature of the support matrix: how to ask for it on top of a plain decoder layer. Features of one choice exclude
 // each other.
-enum class Choice { none, keys, kv_dtype, output, alibi, type, key_run };
+enum class Choice { none, keys, kv_dtype, output, alibi, type, key_run, query };
 
 struct Feature {
   const char* name;
@@ -41,6 +41,7 @@ const std::vector<Feature>& features() {
       {"f16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::f16; }},
       {"bf16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::bf16; }},
       {"fp8 cache", Choice::kv_dtype, set_fp8_cache},
+      {"fp8 query", Choice::query, [](LayerSpec& s) { s.query_dtype = DType::f8e4m3; }},
       {"bf16 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::bf16; }},
       {"fp8 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::f8e4m3; }},
       {"one KV head", Choice::none, [](LayerSpec& s) { s.num_kv_heads = 1; }},

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "core/float8.hpp"
+
 namespace qkv {
 
 std::string_view to_string(AttentionType type) {
@@ -33,6 +35,8 @@ std::string_view to_string(CacheScales scales) {
   }
   return "unknown";
 }
+
+DType LayerSpec::out_dtype() const { return output_dtype.value_or(is_float8(query_dtype) ? DType::bf16 : query_dtype); }
 
 float LayerSpec::effective_scale() const { return scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))); }
 

@@ -46,8 +46,10 @@ class Rules {
 
   // What the GPU engine cannot do of what the CPU engine can.
   void check_cuda() {
-    if (spec_.query_dtype != DType::bf16 && spec_.query_dtype != DType::f16) {
-      against("query_dtype", to_string(spec_.query_dtype), "bf16 or f16 on a GPU", ErrorCode::unsupported);
+    const bool fp8_query = spec_.query_dtype == DType::f8e4m3 && spec_.kv_dtype == DType::f8e4m3;
+    if (spec_.query_dtype != DType::bf16 && spec_.query_dtype != DType::f16 && !fp8_query) {
+      against("query_dtype", to_string(spec_.query_dtype), "bf16, f16 or, with a cache of f8e4m3, f8e4m3 on a GPU",
+              ErrorCode::unsupported);
     }
     const bool fp8_cache = is_float8(spec_.kv_dtype);
     if (spec_.kv_dtype != spec_.query_dtype && !fp8_cache) {
@@ -95,7 +97,7 @@ class Rules {
       against(name, to_string(dtype), allowed, is_float8(dtype) ? ErrorCode::unsupported : ErrorCode::invalid_argument);
     };
     constexpr const char* kAllFormats = "f32, f16, bf16, f8e4m3 or f8e5m2";
-    check("query_dtype", spec_.query_dtype, false, "f32, f16 or bf16");
+    check("query_dtype", spec_.query_dtype, true, kAllFormats);
     check("kv_dtype", spec_.kv_dtype, spec_.cache.has_value(),
           spec_.cache ? kAllFormats : "f32, f16 or bf16 for dense keys and values: only caches are of 8-bit floats");
     if (spec_.output_dtype) check("output_dtype", *spec_.output_dtype, true, kAllFormats);

@@ -148,6 +148,9 @@ TEST(context_parallel, specs_that_ranks_cannot_share_are_refused_on_all_threads)
   spec.layer.type = AttentionType::encoder_decoder;
   expect_all_refuse(2, spec, ErrorCode::unsupported, "layer.type");
   spec = {small_layer()};
+  spec.layer.query_dtype = DType::f8e4m3;
+  expect_all_refuse(2, spec, ErrorCode::unsupported, "layer.query_dtype");
+  spec = {small_layer()};
   spec.layer.key_run = KeyRun::context;
   expect_all_refuse(2, spec, ErrorCode::invalid_argument, "layer.key_run");
   spec = {small_layer()};

@@ -312,7 +312,6 @@ TEST(fp8, layers_that_do_not_fit_are_refused) {
   refused("cache.scales", kInvalid, [](LayerSpec& l) { l.cache->scales = CacheScales::none; });
   refused("cache.scales", kInvalid, [](LayerSpec& l) { l.kv_dtype = DType::bf16; });
   refused("kv_dtype", ErrorCode::unsupported, [](LayerSpec& l) { l.cache.reset(); });
-  refused("query_dtype", ErrorCode::unsupported, [](LayerSpec& l) { l.query_dtype = DType::f8e4m3; });
 }
 
 TEST(fp8, scales_that_do_not_fit_are_refused_and_nothing_is_written) {

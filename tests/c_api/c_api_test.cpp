@@ -42,10 +42,11 @@ void run_cpp(const Case& c, Written& w) {
   const Tensor lse = c.with_lse ? w.lse.view() : Tensor{};
   if (c.layer.cache) {
     attention.update_cache(w.data.key.view(), w.data.value.view(), w.data.cache(), plan);
-    attention.forward(w.data.query.view(), w.data.cache(), plan, w.out.view(), lse, {}, w.data.out_scale.view());
+    attention.forward(w.data.query.view(), w.data.cache(), plan, w.out.view(), lse, {}, w.data.out_scale.view(),
+                      w.data.query_scale.view());
   } else {
     attention.forward(w.data.query.view(), w.data.key.view(), w.data.value.view(), plan, w.out.view(), lse, {},
-                      w.data.out_scale.view());
+                      w.data.out_scale.view(), w.data.query_scale.view());
   }
 }
 
@@ -57,14 +58,15 @@ void run_c(const Case& c, Written& w, qkv_stream stream = nullptr) {
   const qkv_tensor query = to_c(w.data.query.view()), key = to_c(w.data.key.view()), value = to_c(w.data.value.view());
   const qkv_tensor out = to_c(w.out.view()), lse = to_c(w.lse.view());
   const qkv_tensor* wanted_lse = c.with_lse ? &lse : nullptr;
-  const qkv_tensor out_scale = to_c(w.data.out_scale.view());
+  const qkv_tensor out_scale = to_c(w.data.out_scale.view()), query_scale = to_c(w.data.query_scale.view());
   if (c.layer.cache) {
     const qkv_kv_cache cache = to_c(w.data.cache());
     expect_ok(qkv_attention_update_cache(attention.get(), &key, &value, &cache, plan.get(), stream));
-    expect_ok(qkv_attention_forward(attention.get(), &query, &cache, plan.get(), &out, wanted_lse, &out_scale, stream));
+    expect_ok(qkv_attention_forward(attention.get(), &query, &cache, plan.get(), &out, wanted_lse, &out_scale,
+                                    &query_scale, stream));
   } else {
     expect_ok(qkv_attention_forward_dense(attention.get(), &query, &key, &value, plan.get(), &out, wanted_lse,
-                                          &out_scale, stream));
+                                          &out_scale, &query_scale, stream));
   }
 }
 

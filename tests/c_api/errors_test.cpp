@@ -151,21 +151,26 @@ TEST(c_api_errors, null_handles_and_pointers_are_refused_by_name) {
   refused(qkv_attention_update_cache(nullptr, &key, &key, &cache, plan.get(), nullptr), "attention");
   refused(qkv_attention_update_cache(attention.get(), &key, &key, nullptr, plan.get(), nullptr), "cache");
   refused(qkv_attention_update_cache(attention.get(), &key, &key, &cache, nullptr, nullptr), "plan");
-  refused(qkv_attention_forward(nullptr, &query, &cache, plan.get(), &query, nullptr, nullptr, nullptr), "attention");
-  refused(qkv_attention_forward(attention.get(), &query, nullptr, plan.get(), &query, nullptr, nullptr, nullptr),
-          "cache");
-  refused(qkv_attention_forward(attention.get(), &query, &cache, nullptr, &query, nullptr, nullptr, nullptr), "plan");
+  refused(qkv_attention_forward(nullptr, &query, &cache, plan.get(), &query, nullptr, nullptr, nullptr, nullptr),
+          "attention");
+  refused(
+      qkv_attention_forward(attention.get(), &query, nullptr, plan.get(), &query, nullptr, nullptr, nullptr, nullptr),
+      "cache");
+  refused(qkv_attention_forward(attention.get(), &query, &cache, nullptr, &query, nullptr, nullptr, nullptr, nullptr),
+          "plan");
   const auto forward = [&](const qkv_tensor* q, const qkv_tensor* k, const qkv_tensor* v, const qkv_tensor* out) {
-    return qkv_attention_forward_dense(attention.get(), q, k, v, plan.get(), out, nullptr, nullptr, nullptr);
+    return qkv_attention_forward_dense(attention.get(), q, k, v, plan.get(), out, nullptr, nullptr, nullptr, nullptr);
   };
   expect_ok(forward(&query, &key, &key, &query));
   refused(forward(nullptr, &key, &key, &query), "query");
   refused(forward(&query, nullptr, &key, &query), "key");
   refused(forward(&query, &key, nullptr, &query), "value");
   refused(forward(&query, &key, &key, nullptr), "out");
-  refused(qkv_attention_forward_dense(nullptr, &query, &key, &key, plan.get(), &query, nullptr, nullptr, nullptr),
-          "attention");
-  refused(qkv_attention_forward_dense(attention.get(), &query, &key, &key, nullptr, &query, nullptr, nullptr, nullptr),
+  refused(
+      qkv_attention_forward_dense(nullptr, &query, &key, &key, plan.get(), &query, nullptr, nullptr, nullptr, nullptr),
+      "attention");
+  refused(qkv_attention_forward_dense(attention.get(), &query, &key, &key, nullptr, &query, nullptr, nullptr, nullptr,
+                                      nullptr),
           "plan");
 
   int32_t number = 0;
@@ -337,7 +342,7 @@ TEST(c_api_errors, structs_that_grow_end_without_padding) {
   // Padding there would be uninitialised in old programs and a field in new libraries.
   EXPECT_EQ(sizeof(qkv_layer_spec), offsetof(qkv_layer_spec, shard) + 3 * sizeof(int32_t));
   EXPECT_EQ(sizeof(qkv_batch), offsetof(qkv_batch, num_prefix_groups) + sizeof(int64_t));
-  EXPECT_EQ(sizeof(qkv_varlen_arguments), offsetof(qkv_varlen_arguments, out_scale) + sizeof(qkv_tensor));
+  EXPECT_EQ(sizeof(qkv_varlen_arguments), offsetof(qkv_varlen_arguments, query_scale) + sizeof(qkv_tensor));
   EXPECT_EQ(sizeof(qkv_tensor), offsetof(qkv_tensor, stride) + 5 * sizeof(int64_t));
 }
 

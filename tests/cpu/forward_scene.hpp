@@ -95,6 +95,7 @@ class Scene {
       token.query = query_.data() + (query - config_.query_begin) * config_.group_size * task.query_head_stride;
       token.mask_input = &input_;
       token.query_index = query;
+      if (is_float8(config_.query_dtype)) token.query_scale = 0.375F + 0.125F * static_cast<float>(query % 3);
       if (config_.alibi) token.alibi_slopes = slopes_.data();
     }
     task.tokens = tokens_;

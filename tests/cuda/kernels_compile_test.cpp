@@ -4,8 +4,10 @@
 
 #include "core/index/forward_sm80_shape.hpp"
 #include "core/index/forward_sm90_few_rows_shape.hpp"
+#include "core/index/forward_sm90_many_rows_f8_shape.hpp"
 #include "core/index/forward_sm90_many_rows_shape.hpp"
 #include "cuda/forward_sm90_few_rows.hpp"
+#include "cuda/forward_sm90_many_rows.hpp"
 #include "cuda/kernel_key.hpp"
 #include "jit/module.hpp"
 #include "jit/needs_nvrtc.hpp"
@@ -86,6 +88,22 @@ std::vector<LayerSpec> matrix() {
   layers.back().mask = mask::document() & mask::window(100, 20);
   layers.back().alibi_per_request = true;
   add_float8(gpu_layer(4, 192, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
+  const auto add_float8_query = [&](LayerSpec layer, CacheScales scales) {
+    add_float8(layer, DType::f8e4m3, scales);
+    layers.back().query_dtype = DType::f8e4m3;
+    layers.back().output_dtype = DType::bf16;
+  };
+  add_float8_query(gpu_layer(4, 128, 128, CacheSpec{16}), CacheScales::per_head);
+  add_float8_query(gpu_layer(1, 64, 64, CacheSpec{48}), CacheScales::per_tensor);
+  layers.back().mask = mask::everything();
+  add_float8_query(gpu_layer(3, 256, 256, CacheSpec{64}), CacheScales::per_request_head);
+  layers.back().output_dtype = DType::f32;
+  add_float8_query(gpu_layer(5, 128, 128, CacheSpec{64}), CacheScales::per_request_head);
+  layers.back().mask = mask::per_request_causal() & mask::window(128, 128);
+  layers.back().softcap = 30;
+  layers.back().alibi_slopes.assign(10, 0.5F);
+  add_float8_query(gpu_layer(4, 128, 128, CacheSpec{16}), CacheScales::per_token_head);
+  add_float8_query(gpu_layer(2, 80, 48, CacheSpec{1}), CacheScales::per_head);
   return layers;
 }
 
@@ -130,16 +148,12 @@ TEST_P(kernels_compile, forward_sm80) {
 
 TEST_P(kernels_compile, forward_sm90_many_rows) {
   const LayerSpec layer = matrix()[GetParam()];
-  const int page_size = layer.cache ? layer.cache->page_size : 0;
-  // The sm_80 kernel runs these.
-  if (uses_float8(layer) || !index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size)) return;
-  const index::ManyRowsShape shape = index::many_rows_shape(layer.head_dim, layer.value_dim());
-  const jit::Compiled compiled = jit::compile(forward_source(layer, {"forward_sm90_many_rows",
-                                                                     "sm_90a",
-                                                                     index::many_rows_tile_q(shape),
-                                                                     shape.tile_kv,
-                                                                     {{"ping_pong", shape.ping_pong}}}));
-  EXPECT_EQ(compiled.entry, "forward_sm90_many_rows");
+  const DeviceFacts facts{kArchitectures[0].name, 132, kArchitectures[0].shared_bytes};
+  if (!ForwardSm90ManyRows::supports(layer, facts)) return;  // the sm_80 kernel runs these
+  const ForwardKey key = ForwardSm90ManyRows::key(layer, facts);
+  const jit::Compiled compiled = jit::compile(forward_source(layer, key));
+  const bool is_float8 = layer.query_dtype == DType::f8e4m3;
+  EXPECT_EQ(compiled.entry, is_float8 ? "forward_sm90_many_rows_f8" : "forward_sm90_many_rows");
   // Softcap and ALiBi together keep more in hand than there are registers: two words of a row's bookkeeping.
   const bool all_terms = layer.softcap > 0 && !layer.alibi_slopes.empty();
   EXPECT_LE(compiled.usage.spill_store_bytes, (all_terms ? 8 : 0) + spills_of_distances(layer)) << compiled.log;

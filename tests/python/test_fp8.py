@@ -1,4 +1,4 @@
-"""Caches and outputs of 8-bit floats: ml_dtypes, torch's dtypes, and uint8 with a declared type (casebook 122)."""
+"""Queries, caches and outputs of 8-bit floats: ml_dtypes, torch, and uint8 with a declared type (casebook 122)."""
 
 import numpy as np
 import pytest
@@ -138,3 +138,102 @@ def test_the_flash_attention_wrapper_takes_descales_of_requests_and_heads():
     )  # fmt: skip
     np.testing.assert_array_equal(out, expected)
     assert out.shape[-1] == DIM
+
+
+QUERY_SCALE = np.array([0.01, 0.03], np.float32)
+
+
+def quantised_query(paged, dtype=E4M3):
+    heads = np.repeat(QUERY_SCALE, HEADS // KV_HEADS)
+    return (paged.query / heads[:, None]).astype(dtype)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("f8e4m3", E4M3), ("f8e5m2", ml_dtypes.float8_e5m2)])
+def test_8_bit_queries_agree_with_the_definition(name, dtype):
+    paged, key_pages, value_pages = quantised()
+    cache = qkv.KvCache(key_pages, value_pages, key_scale=KEY_SCALE, value_scale=VALUE_SCALE)
+    layer = attention(query_dtype=name, output_dtype="f32")
+    query = quantised_query(paged, dtype)
+    plan = layer.plan(paged.batch)
+    layer.update_cache(paged.new_key, paged.new_value, cache, plan)
+    out = layer.forward(query, cache, plan, query_scale=QUERY_SCALE)
+    exact, _ = qkv.reference.attention(layer.spec, paged.batch, query, cache, QUERY_SCALE)
+    np.testing.assert_allclose(out, exact, atol=2e-5)
+    as_bytes = layer.forward(query.view(np.uint8), cache, plan, query_scale=QUERY_SCALE)
+    np.testing.assert_array_equal(as_bytes, out)
+    single = qkv.varlen_attention(
+        query, key_pages, value_pages, STARTS, LENGTHS, block_table=paged.block_table, mask="causal",
+        out=np.zeros_like(out), key_scale=KEY_SCALE, value_scale=VALUE_SCALE, query_scale=QUERY_SCALE,
+    )  # fmt: skip
+    np.testing.assert_array_equal(single, out)
+
+
+def test_dense_8_bit_queries_make_a_bf16_output(paged):
+    layer = qkv.Attention(spec(query_dtype="f8e4m3", cache=None, mask="true"))
+    plan = layer.plan(qkv.Batch(STARTS, LENGTHS))
+    query = quantised_query(paged)
+    out = layer.forward(query, paged.key, paged.value, plan, query_scale=QUERY_SCALE)
+    assert out.dtype == ml_dtypes.bfloat16
+    single = qkv.varlen_attention(query, paged.key, paged.value, STARTS, LENGTHS, query_scale=QUERY_SCALE)
+    np.testing.assert_array_equal(single.view(np.uint16), out.view(np.uint16))
+    exact, _ = qkv.reference.attention(
+        layer.spec, qkv.Batch(STARTS, LENGTHS), query, paged.key, paged.value, QUERY_SCALE
+    )
+    np.testing.assert_allclose(out.astype(np.float32), exact, atol=2e-5, rtol=2.0**-8)
+
+
+def test_query_scales_that_do_not_fit_are_refused(paged):
+    layer = qkv.Attention(spec(query_dtype="f8e4m3", cache=None, mask="true"))
+    plan = layer.plan(qkv.Batch(STARTS, LENGTHS))
+    plain = qkv.Attention(spec(cache=None, mask="true"))
+    query = quantised_query(paged)
+    for attend, arguments in (
+        (layer, {}),
+        (layer, {"query_scale": np.ones(HEADS, np.float32)}),
+        (layer, {"query_scale": QUERY_SCALE * np.float32(0)}),
+        (plain, {"query_scale": QUERY_SCALE}),
+    ):
+        of_layer = query if attend is layer else paged.query
+        with pytest.raises(qkv.Error) as caught:
+            attend.forward(of_layer, paged.key, paged.value, attend.plan(qkv.Batch(STARTS, LENGTHS)), **arguments)
+        assert caught.value.argument.startswith("query_scale")
+    with pytest.raises(qkv.Error) as caught:
+        layer.forward(paged.query, paged.key, paged.value, plan, query_scale=QUERY_SCALE)
+    assert caught.value.argument == "query"
+
+
+def test_torch_queries_of_8_bits_are_used_where_they_lie(paged):
+    torch = pytest.importorskip("torch")
+    layer = qkv.Attention(spec(query_dtype="f8e4m3", cache=None, mask="true"))
+    plan = layer.plan(qkv.Batch(STARTS, LENGTHS))
+    query = quantised_query(paged)
+    as_torch = torch.from_numpy(query.view(np.uint8)).view(torch.float8_e4m3fn)
+    key, value = torch.from_numpy(paged.key), torch.from_numpy(paged.value)
+    out = layer.forward(as_torch, key, value, plan, query_scale=torch.from_numpy(QUERY_SCALE))
+    assert out.dtype == torch.bfloat16
+    expected = layer.forward(query, paged.key, paged.value, plan, query_scale=QUERY_SCALE)
+    np.testing.assert_array_equal(out.view(torch.uint16).numpy(), expected.view(np.uint16))
+
+
+def test_the_flash_attention_wrapper_takes_descales_of_8_bit_queries():
+    paged, key_pages, value_pages = quantised()
+    qkv.cache_write(
+        paged.new_key, paged.new_value,
+        qkv.KvCache(key_pages, value_pages, key_scale=KEY_SCALE, value_scale=VALUE_SCALE), paged.slot_mapping,
+    )  # fmt: skip
+    query = quantised_query(paged)
+    for scale in (QUERY_SCALE, None):
+        descales = [
+            None if of is None else np.broadcast_to(of, (len(LENGTHS), KV_HEADS))
+            for of in (scale, KEY_SCALE, VALUE_SCALE)
+        ]
+        out = qkv.flash_attn_varlen_func(
+            query, key_pages, value_pages, 5, STARTS, 11, seqused_k=LENGTHS, block_table=paged.block_table,
+            causal=True, q_descale=descales[0], k_descale=descales[1], v_descale=descales[2],
+        )  # fmt: skip
+        expected = qkv.varlen_attention(
+            query, key_pages, value_pages, STARTS, LENGTHS, block_table=paged.block_table, mask="causal",
+            key_scale=KEY_SCALE, value_scale=VALUE_SCALE,
+            query_scale=np.ones(1, np.float32) if scale is None else scale,
+        )  # fmt: skip
+        np.testing.assert_array_equal(out.view(np.uint16), expected.view(np.uint16))

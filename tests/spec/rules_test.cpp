@@ -40,7 +40,18 @@ TEST(rules, defaults_of_scale_and_mask) {
 TEST(rules, what_a_gpu_cannot_do_is_said_without_one) {
   LayerSpec layer = plain();
   const Device gpu{DeviceKind::cuda, 0};
-  EXPECT_EQ(explain(layer, gpu), (std::vector<std::string>{"query_dtype: got f32; allowed: bf16 or f16 on a GPU"}));
+  EXPECT_EQ(explain(layer, gpu),
+            (std::vector<std::string>{
+                "query_dtype: got f32; allowed: bf16, f16 or, with a cache of f8e4m3, f8e4m3 on a GPU"}));
+  layer.query_dtype = DType::f8e4m3;
+  EXPECT_EQ(explain(layer, gpu)[0],
+            "query_dtype: got f8e4m3; allowed: bf16, f16 or, with a cache of f8e4m3, f8e4m3 on a GPU");
+  layer.cache = CacheSpec{16, CacheScales::per_head};
+  layer.kv_dtype = DType::f8e5m2;
+  EXPECT_EQ(explain(layer, gpu).size(), 1U);
+  layer.kv_dtype = DType::f8e4m3;
+  EXPECT_TRUE(explain(layer, gpu).empty());
+  layer.cache.reset();
   layer.query_dtype = layer.kv_dtype = DType::bf16;
   EXPECT_TRUE(explain(layer, gpu).empty());
   layer.kv_dtype = DType::f16;

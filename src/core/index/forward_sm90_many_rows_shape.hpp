@@ -98,7 +98,8 @@ QKV_HOST_DEVICE constexpr int accumulator_row(int thread, int i) {
 QKV_HOST_DEVICE constexpr int accumulator_column(int thread, int i) { return i / 4 * 8 + thread % 4 * 2 + (i & 1); }
 
 // KV heads of one request whose keys and values together stay in L2 while every query tile passes over them: the
-// host lists items section by section, longest first inside a section. A power of two, so that sections are even.
+// host lists items section by section, longest first inside a section. A power of two, so that sections are even. Head
+// sizes in elements of 16 bits.
 QKV_HOST_DEVICE constexpr int many_rows_heads_per_section(long long kv_len, int head_dim, int head_dim_v,
                                                           int num_kv_heads) {
   int heads = 1;

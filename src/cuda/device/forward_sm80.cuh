@@ -4,8 +4,8 @@
 // memory. A row sees the same operations in the same order whichever rows stand beside it.
 //
 // The text before this file: namespace qkv::cuda::key with
-//   is_bf16, kv_dtype, token_scales, out_dtype, head_dim, head_dim_v, group_size, page_size, softcap, alibi, mask,
-//   mask_by_head, num_mask_operands, mask_scope, tile_q, tile_kv
+//   is_bf16, query_dtype, kv_dtype, token_scales, out_dtype, head_dim, head_dim_v, group_size, page_size, softcap,
+//   alibi, mask, mask_by_head, num_mask_operands, mask_scope, tile_q, tile_kv
 // then #include "mask_tile.cuh" and, where key::mask, the function visible() in qkv::cuda.
 #pragma once
 
@@ -27,6 +27,7 @@ namespace qkv::cuda {
 namespace sm80 {
 
 constexpr bool kFloat8 = is_float8(key::kv_dtype);
+constexpr bool kFloat8Query = is_float8(key::query_dtype);
 constexpr index::ForwardSm80Shape kShape{key::head_dim, key::head_dim_v, key::tile_q, key::tile_kv, kFloat8};
 constexpr int kWarps = kShape.num_threads() / 32;
 constexpr int kWarpsQ = kShape.warps_q();
@@ -127,6 +128,16 @@ struct RowTile {
   Out out;
 };
 
+// Eight elements of 8 bits as 16 bits.
+__device__ __forceinline__ uint4 widen_query_chunk(const char* bytes) {
+  constexpr bool kE4M3 = key::query_dtype == kF8E4M3;
+  const uint2 words = *reinterpret_cast<const uint2*>(bytes);
+  return make_uint4(ptx::widen_float8x2<key::is_bf16, kE4M3>(static_cast<unsigned short>(words.x)),
+                    ptx::widen_float8x2<key::is_bf16, kE4M3>(static_cast<unsigned short>(words.x >> 16)),
+                    ptx::widen_float8x2<key::is_bf16, kE4M3>(static_cast<unsigned short>(words.y)),
+                    ptx::widen_float8x2<key::is_bf16, kE4M3>(static_cast<unsigned short>(words.y >> 16)));
+}
+
 // Rows behind the item's last become zero.
 __device__ __forceinline__ void load_query(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
                                            int row_begin, int num_rows, const Memory& memory) {
@@ -139,8 +150,13 @@ __device__ __forceinline__ void load_query(const ForwardParams& params, const Wo
     const RowInfo info = RowInfo::of<key::group_size>(item, used ? row_begin + row : 0);
     const long long offset =
         (seq.token_begin + info.query) * params.query_token_stride + info.q_head * params.query_head_stride;
-    ptx::cp_async_16(memory.query + row * kKeyRowBytes + chunk * kChunkBytes, query + offset * 2 + chunk * kChunkBytes,
-                     used ? kChunkBytes : 0);
+    const int place = row * kKeyRowBytes + chunk * kChunkBytes;
+    if constexpr (kFloat8Query) {
+      *reinterpret_cast<uint4*>(memory.pointer + place) =
+          used ? widen_query_chunk(query + offset + chunk * 8) : make_uint4(0, 0, 0, 0);
+    } else {
+      ptx::cp_async_16(memory.query + place, query + offset * 2 + chunk * kChunkBytes, used ? kChunkBytes : 0);
+    }
   }
 }
 
@@ -452,6 +468,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
 
   float query_factor = params.query_factor;
   if constexpr (kFloat8 && !key::token_scales) query_factor *= uniform_scale(params.key_scale, item);
+  if constexpr (kFloat8Query) query_factor *= uniform_scale(params.query_scale, item);
   float factor = 1.0F;
   if constexpr (!kHasTerms) {
     factor = fabsf(query_factor);

@@ -11,17 +11,16 @@
 // then #include "mask_tile.cuh" and, where key::mask, the function visible() in qkv::cuda.
 #pragma once
 
-#include "mask_tile.cuh"
 #include "pipeline.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/dependent_launch.cuh"
 #include "ptx/warpgroup.cuh"
 #include "ptx/wgmma.cuh"
-#include "scheduler.cuh"
 #include "tile/descriptor.cuh"
 #include "tile/lazy_softmax.cuh"
 #include "tile/load_tiles.cuh"
 #include "tile/recompute_rows.cuh"
+#include "tile/step_consumer.cuh"
 #include "tile/store_rows.cuh"
 
 namespace qkv::cuda {
@@ -31,35 +30,29 @@ constexpr index::ManyRowsShape kShape = index::many_rows_shape(key::head_dim, ke
 constexpr index::ManyRowsLayout kLayout = index::many_rows_layout(kShape, key::head_dim, key::head_dim_v);
 constexpr int kThreads = index::many_rows_threads(kShape);
 constexpr int kConsumers = kShape.consumers;
-constexpr int kTileKv = kShape.tile_kv;
 constexpr int kKeyColumns = index::many_rows_block_columns(key::head_dim);
 constexpr int kValueColumns = index::many_rows_block_columns(key::head_dim_v);
 constexpr int kConsumerQueryBytes = 64 * key::head_dim * 2;
 // Entry registers x threads = what all warps may hold together: 168 x 384, 128 x 512.
 constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
 constexpr int kLoaderRegisters = kConsumers == 2 ? 40 : 32;
-constexpr bool kTransformsScores = key::softcap || key::alibi || !key::positive_factor;
+using tile::kTransformsScores;
 
-static_assert(kTileKv == key::tile_kv && index::many_rows_tile_q(kShape) == key::tile_q);
+static_assert(kShape.tile_kv == key::tile_kv && index::many_rows_tile_q(kShape) == key::tile_q);
 static_assert(index::many_rows_supports(key::head_dim, key::head_dim_v, key::page_size));
 
 // A warpgroup of 64 query rows.
-class Consumer {
+class Consumer : tile::StepConsumer<kShape> {
  public:
   __device__ __forceinline__ Consumer(const ForwardParams& params, unsigned memory, Control* control, int consumer)
-      : params_(params),
-        control_(control),
-        consumer_(consumer),
+      : StepConsumer(params, control, consumer),
         queries_(tile::descriptor_k_major(memory + consumer * kConsumerQueryBytes)),
         keys_(tile::descriptor_k_major(memory + kLayout.key_begin)),
         values_(tile::descriptor_n_major<kValueColumns>(memory + kLayout.value_begin, tile::kBoxRows)),
         values_address_(memory + kLayout.value_begin) {}
 
   __device__ __forceinline__ void run() {
-    if (key::ping_pong && consumer_ == kConsumers - 1) pass_turn();  // or nobody ever starts
-    wait(control_->query_full[0], 0);
-    wait(control_->key_full[0], 0);
-    step_ = control_->steps[0];
+    begin();
     multiply_keys<0>();
     ptx::wgmma_commit_group();
     ptx::wgmma_wait_group<0>();
@@ -143,21 +136,6 @@ class Consumer {
     return true;
   }
 
-  // Waits for the keys (and queries) of the step after the present one.
-  template <int kStage>
-  __device__ __forceinline__ bool begin_next() {
-    const unsigned bits = step_.bits;
-    if (bits & kStepFinal) return false;
-    wait(control_->key_full[kStage ^ 1], phase_ ^ (kStage == 1));
-    step_ = control_->steps[kStage ^ 1];
-    if (bits & kStepLast) {
-      query_.advance();
-      ++items_;
-      wait(control_->query_full[query_.stage()], query_.phase());
-    }
-    return true;
-  }
-
   // Waits here, not where the paths join: moving accumulators of products under way would serialise all of them.
   __device__ __forceinline__ bool drain() {
     ptx::wgmma_wait_group<0>();
@@ -174,8 +152,8 @@ class Consumer {
       ended_ = softmax_;
       softmax_ = tile::LazySoftmax();
     }
-    if constexpr (kTransformsScores) transform(step);
-    if ((step.bits >> consumer_ & kStepHides) != 0) hide(step);
+    if constexpr (kTransformsScores) transform(step, params_.query_factor);
+    if (hides(step)) hide(step);
     moved_ = softmax_.weigh<key::is_bf16>(scores_, score_factor(), first, weights_[kBuffer], decay_);
   }
 
@@ -239,109 +217,20 @@ class Consumer {
     for (int i = 0; i < key::head_dim_v / 2; ++i) output_[i] *= decay_[i >> 1 & 1];
   }
 
-  __device__ __forceinline__ const ItemRecord& record(int item) const { return control_->records[item % kItemRecords]; }
-
-  // Calls f(score, r, offset) for the thread's row r and the key at kv_begin + offset.
-  template <class F>
-  __device__ __forceinline__ void for_each_score(F f) {
-#pragma unroll
-    for (int i = 0; i < kTileKv / 2; ++i) f(scores_[i], i >> 1 & 1, index::accumulator_column(threadIdx.x % 4, i));
-  }
-
-  // The row, or the item's last where there is none: computed, never stored.
-  __device__ __forceinline__ RowInfo row_info(const WorkItem& item, int num_rows, int r) const {
-    const int row = consumer_ * 64 + index::accumulator_row(ptx::read_thread_index() % 128, 2 * r);
-    return RowInfo::of<key::group_size>(item, min(row, num_rows - 1));
-  }
-
-  __device__ __forceinline__ void transform(const Step& step) {
-    float slope[2] = {0.0F, 0.0F};
-    int distance[2] = {0, 0};
-    if constexpr (key::alibi) {
-      const ItemRecord& of = record(items_);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const RowInfo info = row_info(of.item, of.num_rows, r);
-        slope[r] = kLog2e * params_.alibi_slopes[of.item.request * params_.alibi_request_stride + info.q_head];
-        distance[r] = info.query + of.kv_len - of.q_len - kv_pos_of(params_.rank, of, step.kv_begin);
-      }
-    }
-    for_each_score([&](float& score, int r, int offset) {
-      score *= params_.query_factor;
-      if constexpr (key::softcap) score = tanh_by_exp2(score) * params_.softcap_log2;
-      if constexpr (key::alibi)
-        score -= slope[r] * static_cast<float>(abs(distance[r] - position_offset(params_.rank, step.kv_begin, offset)));
-    });
-  }
-
-  // Keys that do not count, and those that the mask hides.
-  __device__ __forceinline__ void hide(const Step& step) {
-    const int keys = step.bits & kStepKeys;
-    // A mask without operands reads nothing: it may be asked about keys that the request does not have. (Two passes
-    // spill where the terms of a score need registers, too.)
-    constexpr bool kAskAll = key::mask && key::num_mask_operands == 0 && !kTransformsScores;
-    if (keys != kTileKv && (!key::mask || kAskAll)) {
-      for_each_score([&](float& score, int, int offset) {
-        if (offset >= keys) score = negative_infinity();
-      });
-    }
-    if constexpr (key::mask) {
-      const ItemRecord& of = record(items_);
-      const WorkItem item = of.item;
-      const SeqInfo seq(of.token_begin, of.q_len, of.kv_len, 0);
-      const MaskContext context(params_, seq, item.request);
-      const RowInfo info[2] = {row_info(item, of.num_rows, 0), row_info(item, of.num_rows, 1)};
-      const int q_pos[2] = {seq.q_pos(info[0].query), seq.q_pos(info[1].query)};
-      for_each_score([&](float& score, int r, int offset) {
-        const bool asks = kAskAll || offset < keys;
-        if (!(asks && is_visible(context, q_pos[r], step.kv_begin + offset, info[r]))) score = negative_infinity();
-      });
-    }
-  }
-
   __device__ __forceinline__ void store_item(int item, const tile::LazySoftmax& softmax) {
     if (tile::store_rows(params_, record(item), consumer_, softmax, output_)) {
       control_->not_finite[threadIdx.x / 32 - 4] = true;
     }
   }
 
-  __device__ __forceinline__ static void wait(const unsigned long long& barrier, int parity) {
-    ptx::mbarrier_wait(shared_address_of(&barrier), parity);
-  }
-  __device__ __forceinline__ static void release(const unsigned long long& barrier) {
-    if (lane_index() == 0) ptx::mbarrier_arrive(shared_address_of(&barrier));
-  }
-  template <int kStage>
-  __device__ __forceinline__ void release_keys(const Step& step) {
-    release(control_->key_free[kStage]);
-    if (step.bits & kStepLast) release(control_->query_free[query_.stage()]);
-  }
-
-  __device__ __forceinline__ void take_turn() const {
-    if constexpr (key::ping_pong) ptx::named_barrier_sync(kBarrierTurn + consumer_, 256);
-  }
-  __device__ __forceinline__ void pass_turn() const {
-    if constexpr (key::ping_pong) {
-      ptx::named_barrier_arrive(kBarrierTurn + (consumer_ + 1 == kConsumers ? 0 : consumer_ + 1), 256);
-    }
-  }
-
-  const ForwardParams& params_;
-  Control* const control_;
-  const int consumer_;
   const unsigned queries_, keys_, values_;  // descriptors of slot and stage 0
   const unsigned values_address_;
 
-  float scores_[kTileKv / 2];  // of the newest step
   float output_[key::head_dim_v / 2] = {};
   unsigned weights_[kBuffers][kTileKv / 4];
   tile::LazySoftmax softmax_, ended_;  // of the newest step's item, of the item before
   bool moved_ = false;                 // some maximum of the warp's rows, by the newest step:
   float decay_[2] = {1.0F, 1.0F};      // then of the output
-  Step step_;                          // the newest step
-  Ring<kShape.query_slots> query_;     // of its item
-  int items_ = 0;                      // before its item
-  int phase_ = 0;                      // of the present step's stages
 };
 
 }  // namespace many_rows
@@ -368,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(many_rows::kThreads, 1)
     constexpr int kKeyWarps = tile::kBoxes == 1 ? 1 : 2;
     const tile::TensorMaps maps{&query_map, &key_map, &value_map};
     if (warp == 0) {
-      tile::load_queries<kShape.query_slots>(params, many, maps, control, memory);
+      tile::load_queries<kShape.query_slots>(params, many, maps, control, memory, [](int, int) {});
     } else if (warp == 1) {
       tile::load_values(params, many, maps, control, memory + kLayout.value_begin);
     } else if (warp - 2 < kKeyWarps) {

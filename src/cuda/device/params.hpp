@@ -40,8 +40,8 @@ struct KeyValueLayout {
   long long head_stride;
 };
 
-// What rows of 8-bit keys (or values) are multiplied by; what an axis does not tell apart has stride 0. Without scales
-// data is nullptr.
+// What rows of 8-bit keys (or values, or queries) are multiplied by; what an axis does not tell apart has stride 0.
+// Without scales data is nullptr.
 struct KeyValueScales {
   float* data;
   long long request_stride, page_stride, token_stride, head_stride;
@@ -78,7 +78,8 @@ struct ForwardParams {
   float* state_lse;  // [state rows], natural
 
   KeyValueScales key_scale, value_scale;
-  const float* out_scale;  // what 8-bit outputs are divided by; nullptr for others
+  const float* out_scale;      // what 8-bit outputs are divided by; nullptr for others
+  KeyValueScales query_scale;  // of 8-bit queries
 };
 
 // Joins the states of one row block, in rising order of keys: the plan's.

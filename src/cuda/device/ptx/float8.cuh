@@ -55,4 +55,15 @@ __device__ __forceinline__ unsigned short pack_float8(float low, float high) {
   }
 }
 
+// Four at once, the first in the lowest byte. For GPUs that have instructions.
+__device__ __forceinline__ unsigned pack_e4m3x4(float x0, float x1, float x2, float x3) {
+  unsigned bytes;
+  asm("{\n.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};\n}"
+      : "=r"(bytes)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
+  return bytes;
+}
+
 }  // namespace qkv::cuda::ptx

@@ -1,6 +1,7 @@
 // The loading warps of the many-rows kernel: keys, values and queries to shared memory, step by step.
 #pragma once
 
+#include "dtype.cuh"
 #include "mask_tile.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/warpgroup.cuh"
@@ -14,9 +15,13 @@ struct TensorMaps {
   const ptx::TensorMap* value;
 };
 
+// Rows are counted in units of 16 bits, whatever their elements are.
+constexpr int kElementBytes = size_of(key::kv_dtype);
+constexpr int kUnits = key::head_dim * kElementBytes / 2;
+constexpr int kUnitsV = key::head_dim_v * kElementBytes / 2;
 constexpr int kBoxRows = index::many_rows_box_rows(key::page_size, key::tile_kv);
-constexpr int kBoxes = key::tile_kv / kBoxRows;                          // of a step
-constexpr int kColumns = index::many_rows_block_columns(key::head_dim);  // of a block of keys or queries
+constexpr int kBoxes = key::tile_kv / kBoxRows;                   // of a step
+constexpr int kColumns = index::many_rows_block_columns(kUnits);  // of a block of keys or queries
 
 struct BoxPlace {
   int token, page;
@@ -65,10 +70,10 @@ __device__ __forceinline__ unsigned find_hiding(const ForwardParams& params, int
 template <int kWarps>
 __device__ __forceinline__ void load_keys(const ForwardParams& params, const ManyRowsParams& many,
                                           const TensorMaps& maps, Control* control, unsigned keys, int warp) {
-  constexpr int kBoxBlocks = index::many_rows_key_box_blocks(key::head_dim, key::page_size, key::tile_kv);
-  constexpr int kParts = key::head_dim / kColumns / kBoxBlocks;  // boxes for the same keys
+  constexpr int kBoxBlocks = index::many_rows_key_box_blocks(kUnits, key::page_size, key::tile_kv);
+  constexpr int kParts = kUnits / kColumns / kBoxBlocks;  // boxes for the same keys
   constexpr int kBoxBytes = kBoxRows * kBoxBlocks * kColumns * 2;
-  constexpr int kStageBytes = key::tile_kv * key::head_dim * 2;
+  constexpr int kStageBytes = key::tile_kv * kUnits * 2;
   static_assert(kBoxes * kParts <= 32 * kWarps);
   const int box = (lane_index() * kWarps + warp) / kParts;
   const int block = (lane_index() * kWarps + warp) % kParts;
@@ -94,8 +99,8 @@ __device__ __forceinline__ void load_keys(const ForwardParams& params, const Man
 
 __device__ __forceinline__ void load_values(const ForwardParams& params, const ManyRowsParams& many,
                                             const TensorMaps& maps, Control* control, unsigned values) {
-  constexpr int kBoxBytes = kBoxRows * key::head_dim_v * 2;
-  constexpr int kStageBytes = key::tile_kv * key::head_dim_v * 2;
+  constexpr int kBoxBytes = kBoxRows * kUnitsV * 2;
+  constexpr int kStageBytes = key::tile_kv * kUnitsV * 2;
   const int box = lane_index();
   values += box * kBoxBytes;
   Ring<2> ring;
@@ -139,7 +144,7 @@ __device__ __forceinline__ void write_record(const ForwardParams& params, int wo
 
 // A warpgroup's rows are whole tokens: one box each.
 __device__ __forceinline__ void load_query_boxes(const ptx::TensorMap* map, unsigned slot, unsigned full, int word) {
-  constexpr int kConsumerBytes = 64 * key::head_dim * 2;
+  constexpr int kConsumerBytes = 64 * kUnits * 2;
   constexpr int kTokens = key::group_size <= 64 ? 64 / key::group_size : 1;
   const int tokens = lane_word(word, kWordQueryEnd) - lane_word(word, kWordQueryBegin);
   const int token = lane_word(word, kRecordTokenBegin) + lane_word(word, kWordQueryBegin);
@@ -154,7 +159,7 @@ __device__ __forceinline__ void load_query_boxes(const ptx::TensorMap* map, unsi
 
 // Rows of any group size, chunk by chunk. Rows behind the last stay as they are: rows never mix.
 __device__ __forceinline__ void gather_query(const ForwardParams& params, unsigned slot, unsigned full, int word) {
-  constexpr int kChunks = key::head_dim / 8;
+  constexpr int kChunks = kUnits / 8;
   constexpr int kBlockChunks = kColumns / 8;
   const int rows = (lane_word(word, kWordQueryEnd) - lane_word(word, kWordQueryBegin)) * key::group_size;
   const long long token = lane_word(word, kRecordTokenBegin) + lane_word(word, kWordQueryBegin);
@@ -164,9 +169,10 @@ __device__ __forceinline__ void gather_query(const ForwardParams& params, unsign
   for (int i = lane_index(); i < rows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
     const long long offset = (token + row / key::group_size) * params.query_token_stride +
-                             (head + row % key::group_size) * params.query_head_stride + chunk * 8;
-    const unsigned block = slot + row / 64 * (64 * key::head_dim * 2) + chunk / kBlockChunks * (64 * kBlockChunks * 16);
-    ptx::cp_async_16(block + index::swizzled_offset(row % 64, chunk % kBlockChunks, kColumns), query + offset * 2, 16);
+                             (head + row % key::group_size) * params.query_head_stride + chunk * (16 / kElementBytes);
+    const unsigned block = slot + row / 64 * (64 * kUnits * 2) + chunk / kBlockChunks * (64 * kBlockChunks * 16);
+    ptx::cp_async_16(block + index::swizzled_offset(row % 64, chunk % kBlockChunks, kColumns),
+                     query + offset * kElementBytes, 16);
   }
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
@@ -175,10 +181,12 @@ __device__ __forceinline__ void gather_query(const ForwardParams& params, unsign
   if (lane_index() == 0) ptx::mbarrier_arrive(full);
 }
 
-template <int kSlots>
+// after_record(word, i) is called by all lanes when the record of the i-th item has been written.
+template <int kSlots, class AfterRecord>
 __device__ __forceinline__ void load_queries(const ForwardParams& params, const ManyRowsParams& many,
-                                             const TensorMaps& maps, Control* control, unsigned queries) {
-  constexpr int kSlotBytes = key::tile_q * key::head_dim * 2;
+                                             const TensorMaps& maps, Control* control, unsigned queries,
+                                             AfterRecord&& after_record) {
+  constexpr int kSlotBytes = key::tile_q * kUnits * 2;
   const int begin = many.cta_begin[blockIdx.x], end = many.cta_begin[blockIdx.x + 1];
   Ring<kSlots> ring;
   int word_next = load_item_word(params, begin, end);
@@ -188,6 +196,7 @@ __device__ __forceinline__ void load_queries(const ForwardParams& params, const 
     const unsigned full = shared_address_of(&control->query_full[ring.stage()]);
     ptx::mbarrier_wait(shared_address_of(&control->query_free[ring.stage()]), ring.phase() ^ 1);
     write_record(params, word, &control->records[(position - begin) % kItemRecords]);
+    after_record(word, position - begin);
     const unsigned slot = queries + ring.stage() * kSlotBytes;
     if constexpr (index::many_rows_query_by_box(key::group_size)) {
       load_query_boxes(maps.query, slot, full, word);

@@ -8,6 +8,7 @@
 #include "pipeline.cuh"
 #include "ptx/warpgroup.cuh"
 #include "scheduler.cuh"
+#include "tile/item_scales.cuh"
 
 namespace qkv::cuda::tile {
 
@@ -26,17 +27,47 @@ __device__ __forceinline__ long long key_value_offset(const ForwardParams& param
   return page * layout.page_stride + token * layout.token_stride + kv_head * layout.head_stride;
 }
 
-__device__ __forceinline__ float dot_row(const unsigned short* a, const unsigned short* b) {
+// Elements of queries, keys and values: 16 bits, or 8.
+template <int kBytes>
+struct Bits {
+  using Element = unsigned short;
+  using Pair = unsigned;
+};
+template <>
+struct Bits<1> {
+  using Element = unsigned char;
+  using Pair = unsigned short;
+};
+using Element = Bits<size_of(key::kv_dtype)>::Element;
+using ElementPair = Bits<size_of(key::kv_dtype)>::Pair;
+
+struct FloatPair {
+  float first, second;
+};
+
+__device__ __forceinline__ FloatPair widen_pair(ElementPair pair) {
+  if constexpr (is_float8(key::kv_dtype)) {
+    const unsigned halves = ptx::f16x2_from_float8x2<key::kv_dtype == kF8E4M3>(pair);
+    return {ptx::f32_from_f16(halves), ptx::f32_from_f16(halves >> 16)};
+  } else {
+    return {ptx::f32_from_16<key::is_bf16>(pair), ptx::f32_from_16<key::is_bf16>(pair >> 16)};
+  }
+}
+
+__device__ __forceinline__ float dot_row(const Element* a, const Element* b) {
+  constexpr int kPairBits = 8 * sizeof(ElementPair);
   float sum = 0.0F;
 #pragma unroll 1
-  for (int chunk = 0; chunk < key::head_dim / 8; ++chunk) {
+  for (int chunk = 0; chunk < key::head_dim * static_cast<int>(sizeof(Element)) / 16; ++chunk) {
     const uint4 x = reinterpret_cast<const uint4*>(a)[chunk], y = reinterpret_cast<const uint4*>(b)[chunk];
     const unsigned pairs_x[4] = {x.x, x.y, x.z, x.w}, pairs_y[4] = {y.x, y.y, y.z, y.w};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      sum = fmaf(ptx::f32_from_16<key::is_bf16>(pairs_x[i]), ptx::f32_from_16<key::is_bf16>(pairs_y[i]), sum);
-      sum =
-          fmaf(ptx::f32_from_16<key::is_bf16>(pairs_x[i] >> 16), ptx::f32_from_16<key::is_bf16>(pairs_y[i] >> 16), sum);
+    for (int i = 0; i < 128 / kPairBits; ++i) {
+      const int word = i * kPairBits / 32, shift = i * kPairBits % 32;
+      const FloatPair p = widen_pair(static_cast<ElementPair>(pairs_x[word] >> shift));
+      const FloatPair q = widen_pair(static_cast<ElementPair>(pairs_y[word] >> shift));
+      sum = fmaf(p.first, q.first, sum);
+      sum = fmaf(p.second, q.second, sum);
     }
   }
   return sum;
@@ -48,8 +79,7 @@ struct RowState {
   float sum = 0.0F;
   float output[2 * kLanePairs] = {};
 
-  __device__ __forceinline__ void add(int lane, float score, bool seen, const unsigned short* values,
-                                      long long offset) {
+  __device__ __forceinline__ void add(int lane, float score, bool seen, const Element* values, long long offset) {
     float tile_max = score;
     for (int lanes = 16; lanes > 0; lanes /= 2) tile_max = fmaxf(tile_max, __shfl_xor_sync(kAllLanes, tile_max, lanes));
     const float new_max = fmaxf(max, tile_max);
@@ -66,21 +96,21 @@ struct RowState {
     for (int k = 0; k < 32; ++k) {
       if ((visible >> k & 1) == 0) continue;
       const float key_weight = __shfl_sync(kAllLanes, weight, k);
-      const unsigned short* value = values + __shfl_sync(kAllLanes, offset, k) + 2 * lane;
+      const Element* value = values + __shfl_sync(kAllLanes, offset, k) + 2 * lane;
 #pragma unroll
       for (int i = 0; i < kLanePairs; ++i) {
         if (!has_pair(lane, i)) continue;
-        const unsigned pair = *reinterpret_cast<const unsigned*>(value + 64 * i);
-        output[2 * i] = fmaf(key_weight, ptx::f32_from_16<key::is_bf16>(pair), output[2 * i]);
-        output[2 * i + 1] = fmaf(key_weight, ptx::f32_from_16<key::is_bf16>(pair >> 16), output[2 * i + 1]);
+        const FloatPair pair = widen_pair(*reinterpret_cast<const ElementPair*>(value + 64 * i));
+        output[2 * i] = fmaf(key_weight, pair.first, output[2 * i]);
+        output[2 * i + 1] = fmaf(key_weight, pair.second, output[2 * i + 1]);
       }
     }
   }
 };
 
-__device__ __forceinline__ float apply_score_terms(const ForwardParams& params, float score, float slope,
+__device__ __forceinline__ float apply_score_terms(const ForwardParams& params, float score, float factor, float slope,
                                                    int distance) {
-  score *= params.query_factor;
+  score *= factor;
   if constexpr (key::softcap) score = tanh_by_exp2(score) * params.softcap_log2;
   if constexpr (key::alibi) score -= slope * static_cast<float>(abs(distance));
   return score;
@@ -88,6 +118,10 @@ __device__ __forceinline__ float apply_score_terms(const ForwardParams& params, 
 
 __device__ __forceinline__ bool is_nan_at(const void* out, int dtype, long long index) {
   if (dtype == kF32) return isnan(static_cast<const float*>(out)[index]);
+  if (is_float8(dtype)) {
+    const unsigned magnitude = static_cast<const unsigned char*>(out)[index] & 0x7FU;
+    return magnitude > (dtype == kF8E4M3 ? 0x7EU : 0x7CU);
+  }
   const unsigned short bits = static_cast<const unsigned short*>(out)[index];
   return isnan(dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits));
 }
@@ -109,10 +143,11 @@ __device__ __forceinline__ void recompute_row(const ForwardParams& params, const
   if constexpr (key::alibi) {
     slope = kLog2e * params.alibi_slopes[item.request * params.alibi_request_stride + info.q_head];
   }
-  const auto* query = static_cast<const unsigned short*>(params.query) +
+  const ItemScales scales = item_scales(params, item);
+  const auto* query = static_cast<const Element*>(params.query) +
                       (seq.token_begin + info.query) * params.query_token_stride +
                       info.q_head * params.query_head_stride;
-  const auto* keys = static_cast<const unsigned short*>(params.key.data);
+  const auto* keys = static_cast<const Element*>(params.key.data);
   RowState state;
 #pragma unroll 1
   for (int s = item.segment_begin; s < item.segment_end; ++s) {
@@ -125,14 +160,14 @@ __device__ __forceinline__ void recompute_row(const ForwardParams& params, const
       long long value = 0;
       if (seen) {
         score = dot_row(query, keys + key_value_offset(params, params.key, seq, item.kv_head, position));
-        score = apply_score_terms(params, score, slope, q_pos - kv_pos_of(params.rank, seq, position));
+        score = apply_score_terms(params, score, scales.score, slope, q_pos - kv_pos_of(params.rank, seq, position));
         value = key_value_offset(params, params.value, seq, item.kv_head, position);
       }
-      state.add(lane, score, seen, static_cast<const unsigned short*>(params.value.data), value);
+      state.add(lane, score, seen, static_cast<const Element*>(params.value.data), value);
     }
   }
-  const RowTarget target =
-      RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, state.max, state.sum);
+  RowTarget target = RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, state.max, state.sum);
+  target.end.factor *= scales.value;
 #pragma unroll
   for (int i = 0; i < kLanePairs; ++i) {
     if (!has_pair(lane, i)) continue;

@@ -5,7 +5,6 @@
 #include "epilogue.cuh"
 #include "pipeline.cuh"
 #include "ptx/warpgroup.cuh"
-#include "tile/lazy_softmax.cuh"
 
 namespace qkv::cuda::tile {
 
@@ -35,8 +34,9 @@ struct RowPair {
   long long lse_offset[2];  // in lse or state_lse
 };
 
+template <class Softmax>
 __device__ __forceinline__ RowPair find_rows(const ForwardParams& params, const ItemRecord& record, bool is_state,
-                                             int row, const LazySoftmax& softmax) {
+                                             int row, const Softmax& softmax, float value_scale) {
   RowPair rows;
   const int num_rows = record.num_rows, head = record.item.kv_head * key::group_size;
 #pragma unroll
@@ -46,6 +46,7 @@ __device__ __forceinline__ RowPair find_rows(const ForwardParams& params, const 
     float sink = negative_infinity();
     if (!is_state && params.sinks != nullptr && rows.exists[r]) sink = params.sinks[head + member];
     rows.end[r] = end_row(softmax.max[r], softmax.sum[r], sink);
+    rows.end[r].factor *= value_scale;
     rows.offset[r] = record.out_offset + (is_state ? static_cast<long long>(row) * key::head_dim_v
                                                    : token * params.out_token_stride + member * params.out_head_stride);
     rows.lse_offset[r] =
@@ -82,6 +83,39 @@ __device__ __forceinline__ bool store_16(const float (&output)[kCount], const Ro
   return (rows.exists[0] && zeros[0] != 0) || (rows.exists[1] && zeros[1] != 0);
 }
 
+// Columns in 8 bits, 16 bytes a lane and 64 columns: results / out_scale.
+template <int kCount>
+__device__ __forceinline__ bool store_8(const float (&output)[kCount], const RowPair& rows, float out_scale,
+                                        unsigned char* out) {
+  static_assert(kCount % 32 == 0);
+  float zeros[2] = {0.0F, 0.0F};
+#pragma unroll
+  for (int group = 0; group < kCount / 32; ++group) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float factor = rows.end[r].factor;
+      const auto pack = [&](int i) -> unsigned {
+        const float first = fmaf(output[i], factor, 0.0F), second = fmaf(output[i + 1], factor, 0.0F);
+        if constexpr (key::mask) zeros[r] = fmaf(second, 0.0F, fmaf(first, 0.0F, zeros[r]));
+        return pack_float8(key::out_dtype, __fdiv_rn(first, out_scale), __fdiv_rn(second, out_scale));
+      };
+      unsigned x[4];  // of sixteen columns: two of the lower eight, two of the upper
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int i = (group * 8 + j * 2) * 4 + r * 2;
+        x[j] = pack(i) | pack(i + 4) << 16;
+      }
+      transpose_quad(x);
+      if (rows.exists[r]) {
+        reinterpret_cast<uint4*>(out + rows.offset[r])[group * 4 + threadIdx.x % 4] =
+            make_uint4(__byte_perm(x[0], x[1], 0x5410), __byte_perm(x[2], x[3], 0x5410),
+                       __byte_perm(x[0], x[1], 0x7632), __byte_perm(x[2], x[3], 0x7632));
+      }
+    }
+  }
+  return (rows.exists[0] && zeros[0] != 0.0F) || (rows.exists[1] && zeros[1] != 0.0F);
+}
+
 template <int kCount>
 __device__ __forceinline__ bool store_f32(const float (&output)[kCount], const RowPair& rows, float* out) {
   float zeros[2] = {0.0F, 0.0F};
@@ -99,16 +133,16 @@ __device__ __forceinline__ bool store_f32(const float (&output)[kCount], const R
   return (rows.exists[0] && zeros[0] != 0.0F) || (rows.exists[1] && zeros[1] != 0.0F);
 }
 
-// The rows of consumer `consumer`. Returns whether this lane's part of them holds a value that is not finite, where
-// keys can be hidden.
-template <int kCount>
+// The rows of consumer `consumer`: `softmax` has the max and sum of end_row. Returns whether this lane's part of them
+// holds a value that is not finite, where keys can be hidden.
+template <class Softmax, int kCount>
 __device__ __forceinline__ bool store_rows(const ForwardParams& params, const ItemRecord& record, int consumer,
-                                           LazySoftmax softmax, const float (&output)[kCount]) {
+                                           Softmax softmax, const float (&output)[kCount], float value_scale = 1.0F) {
   if (consumer * 64 >= record.num_rows) return false;
   softmax.sum_over_lanes();
   const bool is_state = record.item.state_row >= 0;
   const int row = consumer * 64 + index::accumulator_row(ptx::read_thread_index() % 128, 0);
-  const RowPair rows = find_rows(params, record, is_state, row, softmax);
+  const RowPair rows = find_rows(params, record, is_state, row, softmax, value_scale);
   float* lse = is_state ? params.state_lse : params.lse;
   if (lse != nullptr && threadIdx.x % 4 == 0) {
     if (rows.exists[0]) lse[rows.lse_offset[0]] = rows.end[0].lse;
@@ -117,6 +151,8 @@ __device__ __forceinline__ bool store_rows(const ForwardParams& params, const It
   if (is_state) return store_f32(output, rows, params.state_out);
   if constexpr (key::out_dtype == kF32) {
     return store_f32(output, rows, static_cast<float*>(params.out));
+  } else if constexpr (is_float8(key::out_dtype)) {
+    return store_8(output, rows, *params.out_scale, static_cast<unsigned char*>(params.out));
   } else {
     return store_16(output, rows, static_cast<unsigned short*>(params.out));
   }

@@ -1,0 +1,85 @@
+// Shapes of the sm_90a many-rows kernel for 8-bit queries, keys and values, and how it turns values round: products of
+// 8-bit floats want both operands with k running fastest, and values come with their columns running fastest. Pure
+// functions of the head sizes: the host sizes launches with them, the kernel its loops, tests check them.
+#pragma once
+
+#include "core/index/forward_sm90_many_rows_shape.hpp"
+
+namespace qkv::index {
+
+// A row's 8-bit elements are laid out as half as many 16-bit ones: blocks, boxes and swizzles are those of the 16-bit
+// kernel.
+QKV_HOST_DEVICE constexpr int many_rows_f8_units(int dim) { return dim / 2; }
+
+constexpr int kManyRowsF8ChunkColumns = 64;  // of the output: a product with values is added to it chunk by chunk
+constexpr int kManyRowsF8KeyColumns = 128;   // of queries and keys: products over more are added in f32
+
+// Registers decide (232 a thread): output dim_v/2, one chunk's product 32, scores tile_kv/2, weights tile_kv/8,
+// together at most registers - 28. At 256 the second half of a score's product takes the chunk's registers: as many as
+// the scores.
+QKV_HOST_DEVICE constexpr ManyRowsShape many_rows_f8_shape(int head_dim, int head_dim_v) {
+  if (head_dim <= 128 && head_dim_v <= 128) return {2, 128, 1, 2, true};
+  return {2, 64, 1, 2, false};
+}
+
+QKV_HOST_DEVICE constexpr bool many_rows_f8_supports(int head_dim, int head_dim_v, int page_size) {
+  const bool is_tuned = head_dim == 64 || head_dim == 128 || head_dim == 256;
+  return is_tuned && head_dim == head_dim_v && page_size % 16 == 0;
+}
+
+// query slots, key stages, stages of values as they came, stages of values turned round: [column][key].
+struct ManyRowsF8Layout {
+  int query_slot_bytes, key_stage_bytes, value_stage_bytes;
+  int key_begin, loaded_value_begin, value_begin, control_begin, bytes;  // query slots begin at 0
+};
+
+QKV_HOST_DEVICE constexpr ManyRowsF8Layout many_rows_f8_layout(const ManyRowsShape& shape, int head_dim,
+                                                               int head_dim_v) {
+  ManyRowsF8Layout layout{};
+  layout.query_slot_bytes = many_rows_tile_q(shape) * head_dim;
+  layout.key_stage_bytes = shape.tile_kv * head_dim;
+  layout.value_stage_bytes = shape.tile_kv * head_dim_v;
+  layout.key_begin = shape.query_slots * layout.query_slot_bytes;
+  layout.loaded_value_begin = layout.key_begin + kManyRowsStages * layout.key_stage_bytes;
+  layout.value_begin = layout.loaded_value_begin + kManyRowsStages * layout.value_stage_bytes;
+  layout.control_begin = layout.value_begin + kManyRowsStages * layout.value_stage_bytes;
+  layout.bytes = layout.control_begin + kManyRowsControlBytes;
+  return layout;
+}
+
+// A thread of a quad holds the scores of keys 2q, 2q + 1, 2q + 8 and 2q + 9 of every sixteen, but as an operand the
+// weights at places 4q to 4q + 3. So the weights' place p stands for this key, and values are put in the same order.
+QKV_HOST_DEVICE constexpr int key_of_place(int place) {
+  const int group = place & ~15, quad = place >> 2 & 3, in_quad = place & 3;
+  return group + (in_quad >> 1) * 8 + quad * 2 + (in_quad & 1);
+}
+
+// Where 16 columns of a key lie in a stage of loaded values: [box][block][row] under the swizzle of a block's rows.
+QKV_HOST_DEVICE constexpr int loaded_value_offset(int key, int chunk, int box_rows, int dim) {
+  const int units = many_rows_f8_units(dim);
+  const int block_columns = many_rows_block_columns(units);
+  const int block_chunks = block_columns / 8;
+  const int row = key % box_rows;
+  return key / box_rows * box_rows * dim + chunk / block_chunks * (box_rows * block_columns * 2) +
+         swizzled_offset(row, chunk % block_chunks, block_columns);
+}
+
+// Where the places 16·group … of a column lie in a stage of turned values: a row a column.
+QKV_HOST_DEVICE constexpr int turned_value_offset(int column, int group, int tile_kv) {
+  return swizzled_offset(column, group, many_rows_f8_units(tile_kv));
+}
+
+// A warp turns 32 keys x 16 columns at once: ldmatrix.trans of four matrices of 8 keys, stmatrix of four matrices of 8
+// columns x 16 places. Row r of matrix i that is stored is this column of the 16. Even and odd columns of a lane go to
+// matrices 2h and 2h + 1, changed over in the upper half: the rows of a matrix are then 8 different ones mod 8, which
+// the swizzle spreads over all banks.
+QKV_HOST_DEVICE constexpr int turned_column(int matrix, int row) {
+  return 2 * row + ((row >= 4 ? 1 : 0) ^ (matrix & 1));
+}
+// Of the bytes of two loaded matrices' registers (low and high eight keys), those of the column that matrix i takes
+// from the lanes that hold its row: the selector of prmt.
+QKV_HOST_DEVICE constexpr unsigned turned_bytes(int matrix, int row) {
+  return (turned_column(matrix, row) & 1) != 0 ? 0x7531u : 0x6420u;
+}
+
+}  // namespace qkv::index

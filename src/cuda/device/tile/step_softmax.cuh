@@ -1,0 +1,77 @@
+// The online softmax where weights are rounded to e4m3, of the two rows that a thread holds of a wgmma accumulator
+// (elements 4j, 4j + 1 and 4j + 2, 4j + 3). An e4m3 has 2^17 of range, a long context more: so the weights of each step
+// are relative to the step's own maximum, which becomes 2^8, and what they stand for is multiplied in when their
+// product with the values is added to the output, in f32. Output and sum are relative to a number that rarely moves.
+// Every decision is a row's own, so that its bits do not depend on the rows beside it.
+#pragma once
+
+#include "softmax.cuh"
+
+namespace qkv::cuda::tile {
+
+constexpr float kLargestWeightLog2 = 8.0F;  // the largest e4m3 is 448
+constexpr float kLargestRiseLog2 = 16.0F;   // of a step over the output, before the latter is rescaled
+
+// What the weights of one step stand for.
+struct StepScale {
+  float base[2];    // log2 of a score whose weight is 1
+  float factor[2];  // in units of the output; 0 where the row sees nothing of the step
+};
+
+struct StepSoftmax {
+  float max[2] = {negative_infinity(),
+                  negative_infinity()};  // log2 of the output's unit, alike in the row's four lanes
+  float sum[2] = {0.0F, 0.0F};           // of this lane's columns
+
+  // Finds the step's scale. Returns whether the unit of one of the warp's rows has moved: then decay = 2^(old - new),
+  // exactly 1 where it stayed.
+  template <int kCount>
+  __device__ __forceinline__ bool find_scale(const float (&scores)[kCount], float factor, StepScale& scale,
+                                             float (&decay)[2]) {
+    bool moved = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float step_max = fmaxf(scores[2 * r], scores[2 * r + 1]);
+#pragma unroll
+      for (int i = 4 + 2 * r; i < kCount; i += 4) step_max = fmaxf(step_max, fmaxf(scores[i], scores[i + 1]));
+      step_max = fmaxf(step_max, __shfl_xor_sync(0xffffffff, step_max, 1));
+      step_max = fmaxf(step_max, __shfl_xor_sync(0xffffffff, step_max, 2));
+      const float unit = fmaf(step_max, factor, -kLargestWeightLog2);
+      const float old = max[r];
+      if (unit > old + kLargestRiseLog2) max[r] = unit;
+      moved |= max[r] != old;
+      decay[r] = max[r] == old ? 1.0F : exp2_approx(old - max[r]);
+      const bool sees_nothing = unit == negative_infinity();
+      scale.base[r] = sees_nothing ? 0.0F : unit;
+      scale.factor[r] = sees_nothing ? 0.0F : exp2_approx(unit - max[r]);
+    }
+    return __any_sync(0xffffffff, moved);
+  }
+
+  // Scores kBegin … kEnd - 1 become weights, and are added to step_sum.
+  template <int kBegin, int kEnd, int kCount>
+  static __device__ __forceinline__ void exponentiate(float (&scores)[kCount], float factor, const StepScale& scale,
+                                                      float (&step_sum)[2]) {
+#pragma unroll
+    for (int i = kBegin; i < kEnd; ++i) {
+      const int r = i >> 1 & 1;
+      scores[i] = exp2_approx(fmaf(scores[i], factor, -scale.base[r]));
+      step_sum[r] += scores[i];
+    }
+  }
+
+  __device__ __forceinline__ void add(const float (&step_sum)[2], const StepScale& scale, const float (&decay)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], decay[r], step_sum[r] * scale.factor[r]);
+  }
+
+  __device__ __forceinline__ void sum_over_lanes() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 1);
+      sum[r] += __shfl_xor_sync(0xffffffff, sum[r], 2);
+    }
+  }
+};
+
+}  // namespace qkv::cuda::tile
