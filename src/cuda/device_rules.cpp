@@ -1,5 +1,7 @@
 #include "cuda/device_rules.hpp"
 
+#include "cuda/select.hpp"
+
 namespace qkv::cuda {
 namespace {
 
@@ -19,13 +21,23 @@ index::DeviceCosts device_costs(const DeviceFacts& facts) {
   costs.many_rows_tile = is_hopper ? 128 : 64;
   costs.item_seconds = 1e-6;
   costs.step_seconds = 3e-6;
+  costs.shared_seconds = 4e-6;
   return costs;
 }
 
 }  // namespace
 
-// Items hold rows of one request: kernels find a row's request in its item.
-plan::DeviceRules device_rules(const DeviceFacts& facts) { return {0, 0, 0, device_costs(facts)}; }
+// Rows of several requests stand in items of few rows, as many as a tile holds: these are what waits for memory. (Items
+// of many rows are bound by arithmetic.)
+plan::DeviceRules device_rules(const LayerSpec& layer, const DeviceFacts& facts) {
+  const ForwardKernels kernels = forward_kernels(layer, facts);
+  plan::DeviceRules rules;
+  const bool can_share = 2 * layer.group_size() <= kernels.cut.few_rows;
+  rules.shared_few_rows = can_share ? kernels.cut.few_rows : 0;
+  rules.shares_equal_tiles_only = kernels.few_rows_sm90;  // a lane's tiles are counted from the first that is read
+  rules.costs = device_costs(facts);
+  return rules;
+}
 
 DeviceFacts h200_facts() { return {"sm_90a", 132, 232448}; }
 

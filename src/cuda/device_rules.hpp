@@ -1,4 +1,4 @@
-// What the planner asks of a GPU: what its items may hold, and what they cost.
+// What the planner asks of a GPU for a layer: what its items may hold, and what they cost.
 #pragma once
 
 #include "cuda/memory.hpp"
@@ -6,7 +6,7 @@
 
 namespace qkv::cuda {
 
-plan::DeviceRules device_rules(const DeviceFacts& facts);
+plan::DeviceRules device_rules(const LayerSpec& layer, const DeviceFacts& facts);
 
 // An H200, which need not be there.
 DeviceFacts h200_facts();

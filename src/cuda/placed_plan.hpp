@@ -46,7 +46,9 @@ class DevicePlan final : public plan::PlacedPlan {
 
   std::vector<FewRowsLaunch> few_rows_launches;
   int* tickets = nullptr;
-  ItemList few_rows;  // of the sm_80 kernel
+  ItemList few_rows;         // of the sm_80 kernel
+  ItemList shared_few_rows;  // likewise, rows of several requests
+  const SharedToken* shared_tokens = nullptr;
   ItemList many_rows;
   int32_t num_ctas = 0;
   const int* cta_begin = nullptr;

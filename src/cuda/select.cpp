@@ -33,6 +33,13 @@ bool may_join(const LayerSpec& layer, const ForwardKernels& kernels, int64_t q_l
   return cut.few_rows && kv_len > cut.split_keys;
 }
 
+// Whether two such requests may have a whole split in common, and their rows room in one item.
+bool may_share(const LayerSpec& layer, const ForwardKernels& kernels, int64_t q_len, int64_t kv_len) {
+  const bool has_common_keys = layer.cache && layer.cache->scales != CacheScales::per_request_head;
+  const bool fits = 2 * q_len * layer.group_size() <= kernels.cut.few_rows;
+  return has_common_keys && fits && may_join(layer, kernels, q_len, kv_len);
+}
+
 // Requests of one token, two, … until all rows are many: from there on nothing changes any more.
 Axis query_lengths(const ForwardKernels& kernels, int64_t longest) {
   const int64_t first_many = kernels.cut.few_rows / kernels.cut.group_size + 1;
@@ -71,9 +78,9 @@ ForwardKey forward_key(const LayerSpec& layer, const DeviceFacts& facts, const L
   if (launch.num_rows > kernels.cut.few_rows) {
     return kernels.many_rows_sm90 ? ForwardSm90ManyRows::key(layer, facts) : ForwardSm80::key(layer, facts, 0);
   }
-  if (!kernels.few_rows_sm90) return ForwardSm80::key(layer, facts, kSm80FewRows);
+  if (!kernels.few_rows_sm90) return ForwardSm80::key(layer, facts, kSm80FewRows, launch.shared_rows);
   const int32_t tile_q = few_rows::tile_rows(static_cast<int>(launch.num_rows));
-  return ForwardSm90FewRows::key(layer, facts, {tile_q, launch.few_items, launch.clustered});
+  return ForwardSm90FewRows::key(layer, facts, {tile_q, launch.few_items, launch.clustered, false, launch.shared_rows});
 }
 
 index::RequestCut cut_request(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_len, int32_t kv_len) {
@@ -105,15 +112,21 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
   TraceDomain launches;  // of one list of items each
   launches.add("q_len", query_lengths(kernels, bounds.max_query_len))
       .add("few_items", Axis::choices({1, 0}))
-      .add("clustered", Axis::choices({1, 0}));
+      .add("clustered", Axis::choices({1, 0}))
+      .add("shared_rows", Axis::choices({0, 1}));
   // The longest request is cut into the most splits; shorter ones are among the launches without clusters.
   launches.keep_if([&](const TracePoint& at) {
     return at.at("clustered") == 0 || may_join(layer, kernels, at.at("q_len"), bounds.max_model_len);
   });
+  launches.keep_if([&](const TracePoint& at) {
+    if (at.at("shared_rows") == 0) return true;
+    return at.at("clustered") == 0 && may_share(layer, kernels, at.at("q_len"), bounds.max_model_len);
+  });
   std::vector<jit::Source> sources = trace(launches, [&](const TracePoint& at) {
     return forward_source(
         layer, forward_key(layer, facts,
-                           {at.at("q_len") * layer.group_size(), at.at("few_items") != 0, at.at("clustered") != 0}));
+                           {at.at("q_len") * layer.group_size(), at.at("few_items") != 0, at.at("clustered") != 0,
+                            at.at("shared_rows") != 0}));
   });
   sources.push_back(plain_source("merge_plan_states", facts.arch));
   if (layer.cache) sources.push_back(cache_write_source(layer.cache->scales, facts.arch));

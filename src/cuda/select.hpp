@@ -39,6 +39,7 @@ struct LaunchKind {
   int64_t num_rows;  // packed rows of a request
   bool few_items;    // at most one a multiprocessor
   bool clustered;    // splits join within clusters
+  bool shared_rows = false;  // an item's rows are of several requests
 };
 ForwardKey forward_key(const LayerSpec& layer, const DeviceFacts& facts, const LaunchKind& launch);
 

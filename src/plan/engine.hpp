@@ -25,6 +25,8 @@ struct DeviceRules {
   // Rows of such an item from which on the many-rows kernel is the quicker one, where bits may change; 0 = never.
   int32_t many_rows_from = 0;
   index::DeviceCosts costs = {};
+  // A row's bits depend on which tiles its item reads, seen or not: only members that read the same ones are joined.
+  bool shares_equal_tiles_only = false;
 };
 
 // All tensors are checked before an engine sees them.

@@ -5,7 +5,6 @@
 namespace qkv::index::few_rows {
 namespace {
 
-constexpr int kSmemOfSm = 228 * 1024;
 constexpr int kReservedOfCta = 1024;
 
 struct Shape {
@@ -29,7 +28,49 @@ SmemLayout layout_of(const Shape& shape, int cluster_size) {
   const LaunchShape launch = launch_shape(shape.head_dim, shape.head_dim_v, shape.tile_q, shape.few_items);
   return smem_layout(shape.head_dim, shape.head_dim_v, shape.tile_q,
                      tile_keys(shape.head_dim, shape.head_dim_v, shape.tile_q), launch.num_warps, launch.num_stages,
-                     cluster_size);
+                     cluster_size, shape.tile_q);
+}
+
+// Of items that hold rows of several requests, each at most half of an item's.
+SmemLayout shared_layout_of(const Shape& shape) {
+  const LaunchShape launch = shared_launch_shape(shape.head_dim, shape.head_dim_v, shape.tile_q, shape.few_items);
+  return smem_layout(shape.head_dim, shape.head_dim_v, max_rows(shape.head_dim_v),
+                     tile_keys(shape.head_dim, shape.head_dim_v, shape.tile_q), launch.num_warps, launch.num_stages, 1,
+                     shape.tile_q);
+}
+
+template <typename Check>
+void for_each_shared_shape(Check check) {
+  for_each_shape([&](const Shape& shape) {
+    if (2 * shape.tile_q <= max_rows(shape.head_dim_v)) check(shape);
+  });
+}
+
+TEST(few_rows_shape, rows_of_several_requests_fit_shared_memory_and_registers) {
+  for_each_shared_shape([](const Shape& shape) {
+    const LaunchShape launch = shared_launch_shape(shape.head_dim, shape.head_dim_v, shape.tile_q, shape.few_items);
+    const int bytes = shared_layout_of(shape).total_bytes;
+    EXPECT_LE(bytes, kMaxSmemBytes) << shape.head_dim << "/" << shape.head_dim_v << " rows " << shape.tile_q;
+    EXPECT_LE(launch.min_ctas * (bytes + kReservedOfCta), kSmemOfSm)
+        << shape.head_dim << "/" << shape.head_dim_v << " rows " << shape.tile_q;
+    EXPECT_LE(launch.min_ctas * launch.num_warps * kWarpSize * 255, 65536);  // an SM's registers
+  });
+}
+
+// The end of an item joins the lanes that its requests have alone, all of them at once.
+TEST(few_rows_shape, rows_of_several_requests_have_a_warp_a_lane) {
+  for_each_shared_shape([](const Shape& shape) {
+    const LaunchShape launch = shared_launch_shape(shape.head_dim, shape.head_dim_v, shape.tile_q, shape.few_items);
+    EXPECT_EQ(launch.num_warps, num_lanes(shape.tile_q, shape.head_dim_v));
+    const SmemLayout layout = shared_layout_of(shape);
+    EXPECT_EQ(layout.states, layout.query + (query_in_smem(max_rows(shape.head_dim_v), shape.head_dim)
+                                                 ? max_rows(shape.head_dim_v) * shape.head_dim * kElementBytes
+                                                 : 0));
+    EXPECT_EQ(layout.received, layout.states);
+    EXPECT_EQ(layout.item % 16, 0);
+    EXPECT_EQ(layout.total_bytes, layout.item + kItemBytes);
+    EXPECT_LE(kMaxSplits * max_rows(shape.head_dim_v) * 4, launch.num_warps * layout.warp_bytes);
+  });
 }
 
 TEST(few_rows_shape, every_launch_fits_shared_memory) {

@@ -5,7 +5,9 @@
 #include "core/index/forward_sm80_shape.hpp"
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/forward_sm90_many_rows_shape.hpp"
+#include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/kernel_key.hpp"
+#include "cuda/select.hpp"
 #include "jit/module.hpp"
 #include "jit/needs_nvrtc.hpp"
 #include "support/small_layer.hpp"
@@ -75,8 +77,10 @@ TEST_P(kernels_compile, forward_sm80) {
   for (const Architecture& architecture : kArchitectures) {
     const index::ForwardSm80Shape shape =
         index::forward_sm80_shape(layer.head_dim, layer.value_dim(), architecture.shared_bytes);
-    for (const int tile_q : {shape.tile_q, 16}) {
-      const jit::Source source = forward_source(layer, {"forward_sm80", architecture.name, tile_q, shape.tile_kv});
+    for (const auto& [tile_q, shared_rows] : {std::pair(shape.tile_q, 0), std::pair(16, 0), std::pair(16, 1)}) {
+      if (shared_rows == 1 && (2 * layer.group_size() > 16 || !layer.cache)) continue;
+      const jit::Source source = forward_source(
+          layer, {"forward_sm80", architecture.name, tile_q, shape.tile_kv, {{"shared_rows", shared_rows}}});
       const jit::Compiled compiled = jit::compile(source);
       EXPECT_FALSE(compiled.cubin.empty());
       EXPECT_EQ(compiled.entry, "forward_sm80");
@@ -133,10 +137,26 @@ TEST_P(kernels_compile, forward_sm90_few_rows) {
                                                {"num_stages", launch.num_stages},
                                                {"min_ctas", launch.min_ctas},
                                                {"cluster_size", few_items ? 1 : shape::kMaxClusterSplits},
-                                               {"takes_turns", takes_turns ? 1 : 0}}}));
+                                               {"takes_turns", takes_turns ? 1 : 0},
+                                               {"request_tile_q", tile_q}}}));
       EXPECT_EQ(compiled.entry, "forward_sm90_few_rows");
       // What is kept from turn to turn: some words, where the rows alone fill the registers.
       EXPECT_LE(compiled.usage.spill_store_bytes, takes_turns ? 128 : 0) << compiled.log;
+    }
+  }
+}
+
+TEST_P(kernels_compile, forward_sm90_few_rows_of_several_requests) {
+  const LayerSpec layer = matrix()[GetParam()];
+  const DeviceFacts facts = facts_of_arch("sm_90a");
+  if (!layer.cache || !ForwardSm90FewRows::supports(layer, facts)) return;
+  const int32_t most_rows = index::few_rows::max_rows(layer.value_dim()) / 2;
+  for (int32_t tile_q = index::few_rows::tile_rows(layer.group_size()); tile_q <= most_rows; tile_q *= 2) {
+    for (const bool takes_turns : {false, true}) {
+      const jit::Compiled compiled = jit::compile(
+          forward_source(layer, ForwardSm90FewRows::key(layer, facts, {tile_q, false, false, takes_turns, true})));
+      EXPECT_EQ(compiled.entry, "forward_sm90_few_rows");
+      EXPECT_LE(compiled.usage.spill_store_bytes, 24) << compiled.log;
     }
   }
 }

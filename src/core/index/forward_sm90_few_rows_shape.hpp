@@ -12,11 +12,14 @@ constexpr int kWarpSize = 32;
 constexpr int kBoxKeys = 16;  // keys of one tensor copy and of one mma tile
 constexpr int kSmemAlignment = 1024;
 constexpr int kMaxSmemBytes = 227 * 1024;
+constexpr int kSmemOfSm = 228 * 1024;
+constexpr int kReservedBytes = 1024;  // of a CTA, by the system
 constexpr int kMaxClusterSplits = 8;
 constexpr int kMaxSplits = 64;
 constexpr int kElementBytes = 2;
 constexpr int kBarrierBytes = 8;
 constexpr int kTurnBytes = 16;
+constexpr int kItemBytes = 64;
 
 QKV_HOST_DEVICE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 QKV_HOST_DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -69,11 +72,12 @@ struct SmemLayout {
   int barriers;  // [num_warps, num_stages] for keys, the same for values, one for received states
   int flag;
   int turn;  // few_rows::CtaTurn
+  int item;  // FewRowsItem, where rows are shared
   int total_bytes;
 };
 
 QKV_HOST_DEVICE constexpr SmemLayout smem_layout(int head_dim, int head_dim_v, int tile_q, int tile_kv, int warps,
-                                                 int stages, int cluster_size) {
+                                                 int stages, int cluster_size, int request_tile_q) {
   const int stage = key_stage_bytes(head_dim, tile_kv) + key_stage_bytes(head_dim_v, tile_kv);
   const bool clustered = cluster_size > 1;
   SmemLayout layout{};
@@ -81,7 +85,7 @@ QKV_HOST_DEVICE constexpr SmemLayout smem_layout(int head_dim, int head_dim_v, i
   layout.warp_bytes = round_up(larger(stages * stage, layout.state_bytes), kSmemAlignment);
   layout.query = warps * layout.warp_bytes;
   layout.states = layout.query + (query_in_smem(tile_q, head_dim) ? tile_q * head_dim * kElementBytes : 0);
-  layout.received = layout.states + (num_lanes(tile_q, head_dim_v) - warps) * layout.state_bytes;
+  layout.received = layout.states + (num_lanes(request_tile_q, head_dim_v) - warps) * layout.state_bytes;
   // A share is rounded up to whole vectors, once a split.
   layout.received_lse =
       layout.received +
@@ -89,7 +93,8 @@ QKV_HOST_DEVICE constexpr SmemLayout smem_layout(int head_dim, int head_dim_v, i
   layout.barriers = layout.received_lse + (clustered ? cluster_size * tile_q * static_cast<int>(sizeof(float)) : 0);
   layout.flag = layout.barriers + (2 * warps * stages + 1) * kBarrierBytes;
   layout.turn = layout.flag + kBarrierBytes;
-  layout.total_bytes = layout.turn + kTurnBytes;
+  layout.item = layout.turn + kTurnBytes;
+  layout.total_bytes = layout.item + (request_tile_q < tile_q ? kItemBytes : 0);
   return layout;
 }
 
@@ -125,8 +130,6 @@ struct LaunchShape {
 };
 
 QKV_HOST_DEVICE constexpr LaunchShape launch_shape(int head_dim, int head_dim_v, int tile_q, bool few_items) {
-  constexpr int kSmemOfSm = 228 * 1024;
-  constexpr int kReservedBytes = 1024;
   const int lanes = num_lanes(tile_q, head_dim_v);
   if (few_items) return {lanes, lanes == 8 ? 1 : 2, 1};
   LaunchShape launch{4, tile_q > 16 ? 2 : 1, 3};
@@ -134,9 +137,24 @@ QKV_HOST_DEVICE constexpr LaunchShape launch_shape(int head_dim, int head_dim_v,
   if (tile_q <= 8 && head_dim <= 64 && head_dim_v <= 64) launch.min_ctas = 5;
   const int tile_kv = tile_keys(head_dim, head_dim_v, tile_q);
   const int bytes = kReservedBytes + smem_layout(head_dim, head_dim_v, tile_q, tile_kv, launch.num_warps,
-                                                 launch.num_stages, kMaxClusterSplits)
+                                                 launch.num_stages, kMaxClusterSplits, tile_q)
                                          .total_bytes;
   while (launch.min_ctas > 1 && launch.min_ctas * bytes > kSmemOfSm) --launch.min_ctas;
+  return launch;
+}
+
+// A CTA whose items hold the rows of several requests, max_rows of them, over keys that these have in common. Each
+// request's rows keep the arithmetic that they have alone: tile_keys, num_lanes and chains of products are those of its
+// own tile, request_tile_q. Rows fill the registers, so that an SM holds 8 warps: one CTA of 8 lanes, or two of 4.
+QKV_HOST_DEVICE constexpr LaunchShape shared_launch_shape(int head_dim, int head_dim_v, int request_tile_q,
+                                                          bool few_items) {
+  const int lanes = num_lanes(request_tile_q, head_dim_v);
+  LaunchShape launch{lanes, 2, lanes == 8 || few_items ? 1 : 2};
+  const int tile_kv = tile_keys(head_dim, head_dim_v, request_tile_q);
+  const int bytes = kReservedBytes + smem_layout(head_dim, head_dim_v, max_rows(head_dim_v), tile_kv, launch.num_warps,
+                                                 launch.num_stages, 1, request_tile_q)
+                                         .total_bytes;
+  if (launch.min_ctas * bytes > kSmemOfSm) launch.num_stages = 1;
   return launch;
 }
 

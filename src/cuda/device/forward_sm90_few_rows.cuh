@@ -6,7 +6,8 @@
 //
 // Asks of the prologue, besides the common constants: tile_q (4, 8, 16 or 32 rows), tile_kv (keys of a warp's tile),
 // num_warps (divides num_lanes), num_stages (of each ring), min_ctas (of an SM), cluster_size (1: splits join by
-// tickets only, or 8), takes_turns (0: the grid has a CTA an item, and each ends with it). head_dim and head_dim_v:
+// tickets only, or 8), takes_turns (0: the grid has a CTA an item, and each ends with it), request_tile_q (tile_q; less:
+// an item holds rows of several requests, each with the arithmetic of such a tile alone). head_dim and head_dim_v:
 // multiples of 16 up to 256. Segments begin at multiples of tile_kv. Grid: a CTA an item, or fewer that take turns, in
 // clusters of cluster_size. Dynamic shared memory: index::few_rows::smem_layout(...).total_bytes. Bits of a row: see
 // the shape header; warps, stages, CTAs of an SM and clusters don't enter them.
@@ -27,6 +28,7 @@ namespace qkv::cuda::few_rows {
 
 constexpr unsigned kAllLanes = 0xffffffff;
 constexpr int kBlocks = shape::num_row_blocks(key::tile_q);  // n8 tiles of rows
+constexpr int kRequestBlocks = shape::num_row_blocks(key::request_tile_q);
 constexpr int kKeySteps = key::head_dim / 16;
 constexpr int kValueSteps = key::head_dim_v / 16;
 constexpr bool kQueryInSmem = shape::query_in_smem(key::tile_q, key::head_dim);
@@ -54,9 +56,9 @@ __device__ __forceinline__ unsigned nonfinite_bits(unsigned pair) {
 // dimension) lane/4 + 8·(i/2), row 2·(lane%4) + i%2.
 class WarpRows {
  public:
-  __device__ __forceinline__ WarpRows(const FewRowsParams& params, const FewRowsItem& item, unsigned query_smem,
-                                      int lane)
-      : params_(params.forward), item_(item), lane_(lane), query_smem_(query_smem) {
+  __device__ __forceinline__ WarpRows(const FewRowsParams& params, const FewRowsItem& item, const SharedToken* tokens,
+                                      unsigned query_smem, int lane)
+      : params_(params.forward), item_(item), tokens_(tokens), lane_(lane), query_smem_(query_smem) {
     const int pair_row = lane_ % 8 + lane_ / 16 * 8;
     const int pair_odd = lane_ / 8 % 2;
     key_lane_offset_ = KeyBox::lane_offset(lane_ % 16, lane_ / 16);
@@ -83,7 +85,7 @@ class WarpRows {
 
   // Fragments of the query rows; rows behind the item's are zeros.
   __device__ __forceinline__ void load_query() {
-    if constexpr (key::alibi) load_slopes();
+    if constexpr (key::alibi && !kSharedRows) load_slopes();
     if constexpr (!kQueryInSmem) {
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
@@ -111,35 +113,19 @@ class WarpRows {
 
   // scores = query · key of the tile in log2 units, hidden ones -infinity. seen_ has a bit for each that is visible.
   __device__ __forceinline__ void multiply_keys(unsigned keys, const TileCursor& tile) {
-    // A product waits for itself at every step: with few products at once, steps are summed apart.
-    constexpr int kChains = kBoxes * kBlocks < 4 ? 4 / (kBoxes * kBlocks) : 1;
-    float sums[kChains][kBoxes][kBlocks][4] = {};
-#pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) {
-      unsigned query[kBlocks][2];
-      take_query(step, query);
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) {
-        unsigned key_fragment[4];
-        ptx::ldmatrix_x4(key_fragment, KeyBox::address(keys + key_lane_offset_ + box * KeyBox::kBytes, step));
+    if constexpr (kSharedRows && kBoxes == 2) {
+      // Box after box: the sums of both would fill the registers. Unrolled, they would be interleaved.
+#pragma unroll 1
+      for (int box = 0; box < 2; ++box) {
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
-          ptx::mma_m16n8k16<key::is_bf16>(sums[step % kChains][box][n], key_fragment, query[n][0], query[n][1]);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) scores_[0][n][i] = scores_[1][n][i];
         }
+        multiply_boxes<1>(keys + box * KeyBox::kBytes, 1);
       }
-    }
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float score = sums[0][box][n][i];
-#pragma unroll
-          for (int chain = 1; chain < kChains; ++chain) score += sums[chain][box][n][i];
-          scores_[box][n][i] = score;
-        }
-      }
+    } else {
+      multiply_boxes<kBoxes>(keys, 0);
     }
     apply_terms(tile);
     if (is_edge(tile)) [[unlikely]]
@@ -243,14 +229,53 @@ class WarpRows {
   }
 
  private:
+  // The keys of kCount boxes; scores of box `first` and those behind it.
+  template <int kCount>
+  __device__ __forceinline__ void multiply_boxes(unsigned keys, int first) {
+    // A product waits for itself at every step: with few products at once, steps are summed apart.
+    constexpr int kProducts = kBoxes * kRequestBlocks;
+    constexpr int kChains = kProducts < 4 ? 4 / kProducts : 1;
+    float sums[kChains][kCount][kBlocks][4] = {};
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+      unsigned query[kBlocks][2];
+      take_query(step, query);
+#pragma unroll
+      for (int box = 0; box < kCount; ++box) {
+        unsigned key_fragment[4];
+        ptx::ldmatrix_x4(key_fragment, KeyBox::address(keys + key_lane_offset_ + box * KeyBox::kBytes, step));
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+          ptx::mma_m16n8k16<key::is_bf16>(sums[step % kChains][box][n], key_fragment, query[n][0], query[n][1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int box = 0; box < kCount; ++box) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float score = sums[0][box][n][i];
+#pragma unroll
+          for (int chain = 1; chain < kChains; ++chain) score += sums[chain][box][n][i];
+          scores_[first + box][n][i] = score;
+        }
+      }
+    }
+  }
+
   __device__ __forceinline__ int num_rows() const { return (item_.query_end - item_.query_begin) * key::group_size; }
   __device__ __forceinline__ int query_of(int row) const { return item_.query_begin + row / key::group_size; }
   __device__ __forceinline__ int head_of(int row) const {
     return item_.kv_head * key::group_size + row % key::group_size;
   }
 
+  __device__ __forceinline__ const SharedToken& token_of(int row) const { return tokens_[row / key::group_size]; }
+
   __device__ __forceinline__ const unsigned* query_row(int row) const {
-    const long long token = item_.query_token + row / key::group_size;
+    long long token = item_.query_token + row / key::group_size;
+    if constexpr (kSharedRows) token = token_of(row).token;
     const long long element = token * params_.query_token_stride + head_of(row) * params_.query_head_stride;
     return reinterpret_cast<const unsigned*>(static_cast<const unsigned short*>(params_.query) + element);
   }
@@ -259,16 +284,34 @@ class WarpRows {
     return tile.partial || tile.begin + kTileKeys > tile.end;
   }
 
+  __device__ __forceinline__ float find_slope(int request, int head) const {
+    return params_.alibi_slopes[request * params_.alibi_request_stride + head] * kLog2e;
+  }
+
   __device__ __forceinline__ void load_slopes() {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int row = 8 * n + 2 * (lane_ % 4) + e;
-        const float* slopes = params_.alibi_slopes + item_.request * params_.alibi_request_stride;
-        slope_[n][e] = row < num_rows() ? slopes[head_of(row)] * kLog2e : 0.0F;
+        slope_[n][e] = row < num_rows() ? find_slope(item_.request, head_of(row)) : 0.0F;
       }
     }
+  }
+
+  // Of the lane's row e of block n. Rows of several requests look theirs up for every tile: registers are full.
+  struct Alibi {
+    int q_pos;
+    float slope;  // in log2 units
+  };
+  __device__ __forceinline__ Alibi alibi_of(int n, int e) const {
+    const int row = 8 * n + 2 * (lane_ % 4) + e;
+    if constexpr (kSharedRows) {
+      const int existing = min(row, num_rows() - 1);
+      const SharedToken& token = token_of(existing);
+      return {token.position, find_slope(token.request, head_of(existing))};
+    }
+    return {query_of(row) + item_.cached_keys, slope_[n][e]};
   }
 
   __device__ __forceinline__ void take_query(int step, unsigned (&query)[kBlocks][2]) const {
@@ -301,9 +344,9 @@ class WarpRows {
           float score = scores_[box][n][i] * params_.query_factor;
           if constexpr (key::softcap) score = tanh_by_exp2(score) * params_.softcap_log2;
           if constexpr (key::alibi) {
-            const int q_pos = query_of(8 * n + 2 * (lane_ % 4) + i % 2) + item_.cached_keys;
+            const Alibi row = alibi_of(n, i % 2);
             const int kv_pos = tile.begin + box * shape::kBoxKeys + lane_ / 4 + i / 2 * 8;
-            score = __fmaf_rn(-slope_[n][i % 2], static_cast<float>(abs(q_pos - kv_pos)), score);
+            score = __fmaf_rn(-row.slope, static_cast<float>(abs(row.q_pos - kv_pos)), score);
           }
           scores_[box][n][i] = score;
         }
@@ -311,30 +354,48 @@ class WarpRows {
     }
   }
 
+  // Asks the mask for each of the lane's elements. is_seen(row, kv_pos).
+  template <typename IsSeen>
+  __device__ __forceinline__ void ask(const TileCursor& tile, IsSeen is_seen) {
+#pragma unroll 1
+    for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
+      const int row = row_of(bit);
+      if (row >= num_rows() || kv_pos_of(tile, bit) >= tile.end) continue;
+      seen_ |= static_cast<unsigned>(is_seen(row, kv_pos_of(tile, bit))) << bit;
+    }
+  }
+
+  __device__ __forceinline__ void ask_mask(const TileCursor& tile) {
+    if constexpr (kSharedRows) {
+      ask(tile, [&](int row, int kv_pos) {
+        const SharedToken& token = token_of(row);
+        const MaskContext context(params_, SeqInfo(params_, token.request), token.request);
+        return is_visible(context, token.position, kv_pos, RowInfo{token.query, head_of(row)});
+      });
+    } else {
+      const MaskContext context(params_, SeqInfo(params_, item_.request), item_.request);
+      ask(tile, [&](int row, int kv_pos) {
+        return is_visible(context, query_of(row) + item_.cached_keys, kv_pos, RowInfo{query_of(row), head_of(row)});
+      });
+    }
+  }
+
+  // Of the lane's element (box·kBlocks + n)·4 + i.
+  __device__ __forceinline__ int kv_pos_of(const TileCursor& tile, int bit) const {
+    return tile.begin + bit / (4 * kBlocks) * shape::kBoxKeys + lane_ / 4 + bit / 2 % 2 * 8;
+  }
+  __device__ __forceinline__ int row_of(int bit) const { return bit / 4 % kBlocks * 8 + 2 * (lane_ % 4) + bit % 2; }
+
   // Bit (box·kBlocks + n)·4 + i of `seen_`: the lane's element is a key of the segment that its row sees.
   __device__ __forceinline__ void hide(const TileCursor& tile) {
     seen_ = 0;
-    const auto kv_pos_of = [&](int bit) {
-      return tile.begin + bit / (4 * kBlocks) * shape::kBoxKeys + lane_ / 4 + bit / 2 % 2 * 8;
-    };
-    const auto row_of = [&](int bit) { return bit / 4 % kBlocks * 8 + 2 * (lane_ % 4) + bit % 2; };
     if constexpr (key::mask) {
-      if (tile.partial) {
-        const MaskContext context(params_, SeqInfo(params_, item_.request), item_.request);
-#pragma unroll 1
-        for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
-          const int row = row_of(bit);
-          if (row >= num_rows() || kv_pos_of(bit) >= tile.end) continue;
-          const bool is_seen = is_visible(context, query_of(row) + item_.cached_keys, kv_pos_of(bit),
-                                          RowInfo{query_of(row), head_of(row)});
-          seen_ |= static_cast<unsigned>(is_seen) << bit;
-        }
-      }
+      if (tile.partial) ask_mask(tile);
     }
     if (!key::mask || !tile.partial) {
 #pragma unroll
       for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
-        seen_ |= static_cast<unsigned>(kv_pos_of(bit) < tile.end) << bit;
+        seen_ |= static_cast<unsigned>(kv_pos_of(tile, bit) < tile.end) << bit;
       }
     }
 #pragma unroll
@@ -418,6 +479,7 @@ class WarpRows {
 
   const ForwardParams& params_;
   const FewRowsItem& item_;
+  const SharedToken* tokens_;  // of the item, where its rows are shared
   const int lane_;
   unsigned query_smem_;
   unsigned key_lane_offset_;
@@ -500,6 +562,20 @@ __device__ __forceinline__ void start_copies(TileLoader& loader, const WarpRings
   }
 }
 
+// Rows of several requests fill the registers: their item is read where it is needed. By all threads.
+__device__ __forceinline__ FewRowsItem& item_in_smem(char* smem) {
+  return *reinterpret_cast<FewRowsItem*>(smem + kLayout.item);
+}
+
+__device__ __forceinline__ void copy_item_to_smem(const FewRowsItem& item, char* smem) {
+  static_assert(sizeof(FewRowsItem) == shape::kItemBytes);
+  constexpr int kUnits = shape::kItemBytes / 16;
+  if (threadIdx.x < kUnits) {
+    reinterpret_cast<uint4*>(&item_in_smem(smem))[threadIdx.x] = reinterpret_cast<const uint4*>(&item)[threadIdx.x];
+  }
+  __syncthreads();
+}
+
 // A launch of this kernel may run beside the one in front of it (a batch's many-rows launch, or other tiles). It ends
 // after it, so that what follows in the stream need not know.
 __device__ __forceinline__ void end_after_earlier_launch() {
@@ -545,7 +621,8 @@ __device__ __forceinline__ void run_lanes(WarpRows& rows, const FewRowsParams& p
 extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv::cuda::key::min_ctas)
     forward_sm90_few_rows(const __grid_constant__ qkv::cuda::FewRowsParams params,
                           const __grid_constant__ qkv::cuda::ptx::TensorMap key_map,
-                          const __grid_constant__ qkv::cuda::ptx::TensorMap value_map) {
+                          const __grid_constant__ qkv::cuda::ptx::TensorMap value_map,
+                          const qkv::cuda::SharedToken* shared_tokens) {
   using namespace qkv::cuda;
   using namespace qkv::cuda::few_rows;
   extern __shared__ __align__(1024) char smem[];
@@ -560,7 +637,13 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
   while (true) {
     // The item and its first page numbers are on their way while the barriers are made. Where it isn't certain that
     // there is an item, the list still is as long as the grid.
-    const FewRowsItem item = params.items[index];
+    FewRowsItem in_registers;
+    const FewRowsItem& item = kSharedRows ? item_in_smem(smem) : in_registers;
+    if constexpr (kSharedRows) {
+      copy_item_to_smem(params.items[index], smem);
+    } else {
+      in_registers = params.items[index];
+    }
     if (key::takes_turns && !again) {
       const int num_items = *params.num_items;
       if (index >= num_items) break;  // a cluster's CTAs all take as many turns
@@ -585,7 +668,8 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
     }
     if (item.kv_head >= 0) {
       start_copies(loader, rings);
-      WarpRows rows(params, item, ptx::shared_address(smem) + kLayout.query, lane);
+      const SharedToken* tokens = kSharedRows ? shared_tokens + item.query_token : nullptr;
+      WarpRows rows(params, item, tokens, ptx::shared_address(smem) + kLayout.query, lane);
       rows.load_query();
       if constexpr (kQueryInSmem) {
         rows.copy_query_to_smem(smem + kLayout.query);
@@ -595,7 +679,7 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
       if constexpr (key::cluster_size > 1) ptx::cluster_wait();
       run_lanes(rows, params, item, loader, rings, smem, warp);
       __syncthreads();
-      ItemEnd(params, item, smem).run();
+      ItemEnd(params, item, tokens, smem).run();
     } else if constexpr (key::cluster_size > 1) {
       ptx::cluster_wait();
     }
