@@ -155,7 +155,8 @@ std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan, Cluster
   for (auto& [tile_q, items] : by_tile) {
     const auto joining = std::count_if(items.begin(), items.end(), std::cref(joins_in_cluster));
     const bool in_clusters = use == ClusterUse::always || 2 * joining > static_cast<int64_t>(items.size());
-    lists.push_back({tile_q, in_clusters, in_clusters ? clustered(items, joins_in_cluster, plan.merges.size()) : std::move(items)});
+    lists.push_back(
+        {tile_q, in_clusters, in_clusters ? clustered(items, joins_in_cluster, plan.merges.size()) : std::move(items)});
   }
   return lists;
 }

@@ -46,8 +46,7 @@ void ForwardSm80::run_shared(const ForwardParams& params, const SharedToken* tok
 void ForwardSm80::run(const jit::Kernel& kernel, const ForwardParams& params, const SharedToken* tokens,
                       uint32_t num_ctas, jit::CUstream stream) const {
   if (num_ctas == 0) return;
-  launch(kernel,
-         {num_ctas, 1, static_cast<uint32_t>(shape_.num_threads()), static_cast<uint32_t>(shape_.smem_bytes())},
+  launch(kernel, {num_ctas, 1, static_cast<uint32_t>(shape_.num_threads()), static_cast<uint32_t>(shape_.smem_bytes())},
          {&params, &tokens}, stream);
 }
 

@@ -108,10 +108,9 @@ void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams&
     value = pages_map(call.value, paged, head_dim_v, "value");
   }
   const int tile_kv = shape::tile_keys(head_dim, head_dim_v, variant.tile_q);
-  const int shared_bytes =
-      shape::smem_layout(head_dim, head_dim_v, rows_of(layer_, variant), tile_kv, shape.num_warps, shape.num_stages,
-                         cluster_size(variant.clustered), variant.tile_q)
-          .total_bytes;
+  const int shared_bytes = shape::smem_layout(head_dim, head_dim_v, rows_of(layer_, variant), tile_kv, shape.num_warps,
+                                              shape.num_stages, cluster_size(variant.clustered), variant.tile_q)
+                               .total_bytes;
   qkv::cuda::launch(kernel_of(variant),
                     {.grid_x = grid_of(launch, shape.min_ctas),
                      .threads = static_cast<uint32_t>(shape.num_warps * shape::kWarpSize),

@@ -177,7 +177,8 @@ std::array<size_t, kNumPlanArrays> array_bytes(const LayerSpec& layer, const Pla
     const int64_t most_tokens = std::min(capacity.query_len, rules.max_few_rows / layer.group_size());
     for (int64_t tokens = 1; tokens <= most_tokens; ++tokens) {
       const int32_t tile_q = index::few_rows::tile_rows(static_cast<int>(tokens * layer.group_size()));
-      bytes[kFewRowsSm90 + few_rows_tile_number(tile_q)] = size_of<FewRowsItem>(clustered_room(capacity.few_rows_items));
+      bytes[kFewRowsSm90 + few_rows_tile_number(tile_q)] =
+          size_of<FewRowsItem>(clustered_room(capacity.few_rows_items));
     }
   } else {
     bytes[kFewRowsItems] = size_of<WorkItem>(capacity.few_rows_items);

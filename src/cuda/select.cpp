@@ -123,10 +123,9 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
     return at.at("clustered") == 0 && may_share(layer, kernels, at.at("q_len"), bounds.max_model_len);
   });
   std::vector<jit::Source> sources = trace(launches, [&](const TracePoint& at) {
-    return forward_source(
-        layer, forward_key(layer, facts,
-                           {at.at("q_len") * layer.group_size(), at.at("few_items") != 0, at.at("clustered") != 0,
-                            at.at("shared_rows") != 0}));
+    return forward_source(layer, forward_key(layer, facts,
+                                             {at.at("q_len") * layer.group_size(), at.at("few_items") != 0,
+                                              at.at("clustered") != 0, at.at("shared_rows") != 0}));
   });
   sources.push_back(plain_source("merge_plan_states", facts.arch));
   if (layer.cache) sources.push_back(cache_write_source(layer.cache->scales, facts.arch));

@@ -41,9 +41,8 @@ std::vector<plan::WorkItem> shared_items(const plan::PlanData& plan) {
     const int32_t page = plan.pages[plan.page_start[item.request] + first_key / plan.layer.cache->page_size];
     return std::tuple(page, item.kv_head);
   };
-  std::stable_sort(items.begin(), items.end(), [&](const plan::WorkItem& a, const plan::WorkItem& b) {
-    return keys_of(a) < keys_of(b);
-  });
+  std::stable_sort(items.begin(), items.end(),
+                   [&](const plan::WorkItem& a, const plan::WorkItem& b) { return keys_of(a) < keys_of(b); });
   return items;
 }
 

@@ -67,7 +67,8 @@ TEST(plan_lists, planners_whose_plans_share_nothing_have_no_room_for_it) {
   PlanLimits limits{.max_requests = 8, .max_tokens = 8, .max_query_len = 1, .max_seq_len = 4096, .num_pages = 100};
   const auto shared_bytes = [&] {
     const PlanLimits checked = plan::checked_limits(layer, limits);
-    const auto bytes = array_bytes(layer, placement, plan::capacity_of(layer, checked, cut_bounds(layer, rules.kernels)));
+    const auto bytes =
+        array_bytes(layer, placement, plan::capacity_of(layer, checked, cut_bounds(layer, rules.kernels)));
     EXPECT_EQ(bytes[kSharedSm90] > 0, bytes[kSharedTokens] > 0);
     return bytes[kSharedTokens];
   };

@@ -95,8 +95,7 @@ std::set<std::string> sources_of_shared_rows(const LayerSpec& layer, const Devic
   const auto add = [&](size_t num_items) {
     if (num_items == 0) return;
     const bool few_items = static_cast<int32_t>(num_items) <= facts.num_multiprocessors;
-    texts.insert(
-        jit::key_text(forward_source(layer, forward_key(layer, facts, {num_rows, few_items, false, true}))));
+    texts.insert(jit::key_text(forward_source(layer, forward_key(layer, facts, {num_rows, few_items, false, true}))));
   };
   add(lists.sm80.size());
   for (const auto& items : lists.sm90) add(items.size());
@@ -111,7 +110,8 @@ TEST(select, kernels_for_rows_of_several_requests_are_traced_and_each_is_reached
     const std::set<std::string> traced = texts_of(reachable_sources(layer, facts, {}));
     std::set<std::string> reached;
     for (int32_t q_len = 1; q_len <= 9; ++q_len) {
-      for (const int32_t num_requests : {3, 400}) reached.merge(sources_of_shared_rows(layer, facts, q_len, num_requests));
+      for (const int32_t num_requests : {3, 400})
+        reached.merge(sources_of_shared_rows(layer, facts, q_len, num_requests));
     }
     EXPECT_TRUE(std::includes(traced.begin(), traced.end(), reached.begin(), reached.end()));
     LayerSpec dense = layer;

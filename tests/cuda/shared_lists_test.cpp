@@ -46,8 +46,7 @@ class Lists {
         for (const FewRowsItem& item : shared_.sm90[tile]) {
           add_shared(item.kv_head, item.query_token, item.query_token + item.query_end - item.query_begin);
           expect_tile(item, 4 << tile);
-          expect_same_keys(item.segment_begin, item.query_token,
-                           item.query_token + item.query_end - item.query_begin);
+          expect_same_keys(item.segment_begin, item.query_token, item.query_token + item.query_end - item.query_begin);
         }
       }
       return;
@@ -117,8 +116,7 @@ class Lists {
                   std::tuple(before.request, before.query + 1, before.state_row + plan_.layer.group_size()));
       }
       EXPECT_EQ(token.token, plan_.query_start_loc[token.request] + token.query);
-      EXPECT_EQ(token.position,
-                plan_.seq_lens[token.request] - plan_.mask_inputs[token.request].q_len + token.query);
+      EXPECT_EQ(token.position, plan_.seq_lens[token.request] - plan_.mask_inputs[token.request].q_len + token.query);
     }
     EXPECT_EQ(run, end);
     EXPECT_GT(requests.size(), 1U);

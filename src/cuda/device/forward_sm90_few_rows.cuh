@@ -6,11 +6,11 @@
 //
 // Asks of the prologue, besides the common constants: tile_q (4, 8, 16 or 32 rows), tile_kv (keys of a warp's tile),
 // num_warps (divides num_lanes), num_stages (of each ring), min_ctas (of an SM), cluster_size (1: splits join by
-// tickets only, or 8), takes_turns (0: the grid has a CTA an item, and each ends with it), request_tile_q (tile_q; less:
-// an item holds rows of several requests, each with the arithmetic of such a tile alone). head_dim and head_dim_v:
-// multiples of 16 up to 256. Segments begin at multiples of tile_kv. Grid: a CTA an item, or fewer that take turns, in
-// clusters of cluster_size. Dynamic shared memory: index::few_rows::smem_layout(...).total_bytes. Bits of a row: see
-// the shape header; warps, stages, CTAs of an SM and clusters don't enter them.
+// tickets only, or 8), takes_turns (0: the grid has a CTA an item, and each ends with it), request_tile_q (tile_q;
+// less: an item holds rows of several requests, each with the arithmetic of such a tile alone). head_dim and
+// head_dim_v: multiples of 16 up to 256. Segments begin at multiples of tile_kv. Grid: a CTA an item, or fewer that
+// take turns, in clusters of cluster_size. Dynamic shared memory: index::few_rows::smem_layout(...).total_bytes. Bits
+// of a row: see the shape header; warps, stages, CTAs of an SM and clusters don't enter them.
 #pragma once
 
 #include "few_rows_loads.cuh"
