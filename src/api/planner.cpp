@@ -69,9 +69,7 @@ Plan Planner::plan(const Batch& batch, Stream stream) {
   impl_->check_stream(stream);
   const plan::LayerEngine& engine = *impl_->engine;
   const auto cut_request = [&](int32_t q_len, int32_t kv_len) { return engine.cut_request(q_len, kv_len); };
-  plan::DeviceRules rules = engine.device_rules();
-  // Its memory is laid out for plans of the device, whose items are of one request each.
-  if (impl_->share->limits.plans_on_device) rules.shared_few_rows = rules.shared_many_rows = 0;
+  const plan::DeviceRules rules = engine.planner_rules(impl_->share->limits);
   return impl_->place(plan::build(impl_->layer, batch, cut_request, rules), stream);
 }
 

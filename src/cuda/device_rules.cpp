@@ -21,7 +21,7 @@ index::DeviceCosts device_costs(const DeviceFacts& facts) {
   costs.many_rows_tile = is_hopper ? 128 : 64;
   costs.item_seconds = 1e-6;
   costs.step_seconds = 3e-6;
-  costs.shared_seconds = 4e-6;
+  costs.shared_seconds = 4e-6;  // estimated: a launch, and joins through memory
   return costs;
 }
 
@@ -37,6 +37,15 @@ plan::DeviceRules device_rules(const LayerSpec& layer, const DeviceFacts& facts)
   rules.shares_equal_tiles_only = kernels.few_rows_sm90;  // a lane's tiles are counted from the first that is read
   rules.costs = device_costs(facts);
   return rules;
+}
+
+bool has_common_keys(const LayerSpec& layer) {
+  return layer.cache && layer.cache->scales != CacheScales::per_request_head;
+}
+
+bool planner_shares(int64_t max_requests, bool plans_on_device) {
+  constexpr int64_t kLeastRequests = 8;  // fewer gain little
+  return max_requests >= kLeastRequests && !plans_on_device;
 }
 
 DeviceFacts h200_facts() { return {"sm_90a", 132, 232448}; }

@@ -121,6 +121,12 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
   plan::DeviceRules device_rules() const override { return cuda::device_rules(layer_, device_facts(device_index_)); }
+  plan::DeviceRules planner_rules(const PlanLimits& limits) const override {
+    plan::DeviceRules rules = device_rules();
+    if (!planner_shares(limits.max_requests, limits.plans_on_device)) rules.shared_few_rows = 0;
+    return rules;
+  }
+
   plan::CutBounds cut_bounds() const override { return cuda::cut_bounds(layer_, kernels_); }
 
   std::shared_ptr<plan::PlacedPlan> reserve(const plan::PlanCapacity& capacity,

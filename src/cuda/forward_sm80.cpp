@@ -40,7 +40,7 @@ void ForwardSm80::run(const ForwardParams& params, uint32_t num_ctas, jit::CUstr
 
 void ForwardSm80::run_shared(const ForwardParams& params, const SharedToken* tokens, uint32_t num_ctas,
                              jit::CUstream stream) const {
-  run(*shared_kernel_, params, tokens, num_ctas, stream);
+  if (num_ctas > 0) run(*shared_kernel_, params, tokens, num_ctas, stream);  // else it may not be there
 }
 
 void ForwardSm80::run(const jit::Kernel& kernel, const ForwardParams& params, const SharedToken* tokens,

@@ -77,17 +77,7 @@ void DevicePlan::allocate(const ArrayBytes& bytes, int64_t num_state_rows, const
                                                 states_lse_offset(layer_, num_state_rows));
 }
 
-void DevicePlan::bind_launches() {
-  const auto* counts = array<const PlanCounts>(kCounts);
-  shared_tokens = array<const SharedToken>(kSharedTokens);
-  shared_few_rows = {array<const WorkItem>(kSharedItems), &counts->shared_few_rows, most<WorkItem>(kSharedItems)};
-  // The longest items first.
-  for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
-    const int64_t most_items = most<FewRowsItem>(kSharedSm90 + tile);
-    if (most_items == 0) continue;
-    few_rows_launches.push_back({4 << tile, false, is_exact_, most_items, array<const FewRowsItem>(kSharedSm90 + tile),
-                                 &counts->shared_sm90[tile], shared_tokens});
-  }
+void DevicePlan::add_few_rows_launches(const PlanCounts* counts) {
   for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
     const int64_t most_items = most<FewRowsItem>(kFewRowsSm90 + tile);
     if (most_items == 0) continue;
@@ -95,6 +85,26 @@ void DevicePlan::bind_launches() {
                                  is_exact_ ? most_items : items_of_clustered_room(most_items),
                                  array<const FewRowsItem>(kFewRowsSm90 + tile), &counts->few_rows_sm90[tile]});
   }
+}
+
+void DevicePlan::add_shared_launches(const PlanCounts* counts) {
+  for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
+    const int64_t most_items = most<FewRowsItem>(kSharedSm90 + tile);
+    if (most_items == 0) continue;
+    few_rows_launches.push_back({4 << tile, false, is_exact_, most_items, array<const FewRowsItem>(kSharedSm90 + tile),
+                                 &counts->shared_sm90[tile], shared_tokens});
+  }
+}
+
+void DevicePlan::bind_launches() {
+  const auto* counts = array<const PlanCounts>(kCounts);
+  shared_tokens = array<const SharedToken>(kSharedTokens);
+  shared_few_rows = {array<const WorkItem>(kSharedItems), &counts->shared_few_rows, most<WorkItem>(kSharedItems)};
+  // Shared items are the longest: they go first. In a planner's launches there may be none: then these pass unseen
+  // behind the others.
+  if (is_exact_) add_shared_launches(counts);
+  add_few_rows_launches(counts);
+  if (!is_exact_) add_shared_launches(counts);
   tickets = array<int>(kTickets);
   few_rows = {array<const WorkItem>(kFewRowsItems), &counts->few_rows, most<WorkItem>(kFewRowsItems)};
   many_rows = {array<const WorkItem>(kManyRowsItems), &counts->many_rows, most<WorkItem>(kManyRowsItems)};

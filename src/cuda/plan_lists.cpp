@@ -7,6 +7,7 @@
 #include "core/index/forward_sm90_many_rows_shape.hpp"
 #include "core/index/multiprocessor_share.hpp"
 #include "cuda/cta_lists.hpp"
+#include "cuda/device_rules.hpp"
 
 namespace qkv::cuda {
 namespace {
@@ -78,9 +79,11 @@ size_t size_of(int64_t count) {
 void add_shared_bytes(const LayerSpec& layer, const PlacementRules& rules, const plan::PlanCapacity& capacity,
                       std::array<size_t, kNumPlanArrays>& bytes) {
   const int32_t most_tokens = std::min(capacity.query_len, rules.max_shared_rows / 2 / layer.group_size());
-  if (most_tokens == 0 || capacity.requests < 2 || capacity.on_device) return;
+  if (most_tokens == 0 || !has_common_keys(layer)) return;
+  if (!planner_shares(capacity.requests, capacity.on_device)) return;
   bytes[kSharedTokens] = size_of<SharedToken>(capacity.few_rows_items * most_tokens);
-  const int64_t most_items = capacity.few_rows_items / 2;
+  constexpr int64_t kGrain = index::few_rows::kMaxClusterSplits;  // lists are as long as grids
+  const int64_t most_items = (capacity.few_rows_items / 2 + kGrain - 1) / kGrain * kGrain;
   if (!rules.few_rows_sm90) bytes[kSharedItems] = size_of<WorkItem>(most_items);
   for (int32_t tokens = 1; tokens <= most_tokens && rules.few_rows_sm90; ++tokens) {
     const int32_t tile_q = index::few_rows::tile_rows(tokens * layer.group_size());

@@ -6,6 +6,7 @@
 #include "core/environment.hpp"
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/trace.hpp"
+#include "cuda/device_rules.hpp"
 #include "cuda/forward_sm80.hpp"
 
 namespace qkv::cuda {
@@ -35,9 +36,8 @@ bool may_join(const LayerSpec& layer, const ForwardKernels& kernels, int64_t q_l
 
 // Whether two such requests may have a whole split in common, and their rows room in one item.
 bool may_share(const LayerSpec& layer, const ForwardKernels& kernels, int64_t q_len, int64_t kv_len) {
-  const bool has_common_keys = layer.cache && layer.cache->scales != CacheScales::per_request_head;
   const bool fits = 2 * q_len * layer.group_size() <= kernels.cut.few_rows;
-  return has_common_keys && fits && may_join(layer, kernels, q_len, kv_len);
+  return has_common_keys(layer) && fits && may_join(layer, kernels, q_len, kv_len);
 }
 
 // Requests of one token, two, … until all rows are many: from there on nothing changes any more.

@@ -50,6 +50,8 @@ class LayerEngine {
   // How a request is cut. By the layer and these two numbers only, so that its bits never depend on its batch.
   virtual index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const = 0;
   virtual DeviceRules device_rules() const = 0;
+  // Of a planner's plans: its launches are there for every batch, whether or not it has items for them.
+  virtual DeviceRules planner_rules(const PlanLimits& /*limits*/) const { return device_rules(); }
   virtual CutBounds cut_bounds() const = 0;
   // Memory for any plan within the capacity; none where the engine reads plans where they are.
   virtual std::shared_ptr<PlacedPlan> reserve(const PlanCapacity& capacity, const Tensor& workspace) const = 0;

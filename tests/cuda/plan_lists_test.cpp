@@ -36,11 +36,12 @@ TEST(plan_lists, of_every_batch_within_the_limits_fit_the_arrays) {
       const Rules rules(layer, hopper ? "sm_90a" : "sm_80");
       const tools::Case c = draw_batch(layer, i);
       const Lengths lengths(c);
-      // All pages are page 0: half of the batches share whatever they can.
+      // All pages are page 0: half of the batches share whatever they can, where a planner has room for it.
       Batch batch = lengths.batch(layer);
-      batch.prefix_sharing = i % 4 < 2 ? PrefixSharing::always : PrefixSharing::off;
+      batch.prefix_sharing = c.requests.size() >= 8 && i % 4 < 2 ? PrefixSharing::always : PrefixSharing::off;
       const DeviceFacts facts = facts_of_arch(hopper ? "sm_90a" : "sm_80");
-      const plan::DeviceRules device = device_rules(layer, facts);
+      plan::DeviceRules device = device_rules(layer, facts);
+      if (!planner_shares(static_cast<int64_t>(c.requests.size()), false)) device.shared_few_rows = 0;
       const plan::PlanData plan = plan::build(layer, batch, rules, device);
       num_shared += plan.shared_rows.size();
       const PlanLimits limits = plan::checked_limits(layer, limits_of(c));
@@ -76,7 +77,7 @@ TEST(plan_lists, planners_whose_plans_share_nothing_have_no_room_for_it) {
   limits.plans_on_device = true;
   EXPECT_EQ(shared_bytes(), 0U);
   limits.plans_on_device = false;
-  limits.max_requests = 1;
+  limits.max_requests = 7;
   EXPECT_EQ(shared_bytes(), 0U);
 }
 
