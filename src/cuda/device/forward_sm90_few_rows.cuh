@@ -271,14 +271,12 @@ class WarpRows {
     return item_.kv_head * key::group_size + row % key::group_size;
   }
 
-  // Where rows are shared; of the last token for rows behind it.
-  __device__ __forceinline__ const SharedToken& token_of(int row) const {
-    return tokens_[min(row, num_rows() - 1) / key::group_size];
-  }
+  // Where rows are shared; of a row that exists.
+  __device__ __forceinline__ const SharedToken& token_of(int row) const { return tokens_[row / key::group_size]; }
 
   __device__ __forceinline__ const unsigned* query_row(int row) const {
     long long token = item_.query_token + row / key::group_size;
-    if constexpr (kSharedRows) token = token_of(row).token;
+    if constexpr (kSharedRows) token = token_of(min(row, num_rows() - 1)).token;
     const long long element = token * params_.query_token_stride + head_of(row) * params_.query_head_stride;
     return reinterpret_cast<const unsigned*>(static_cast<const unsigned short*>(params_.query) + element);
   }
@@ -310,8 +308,9 @@ class WarpRows {
   __device__ __forceinline__ Alibi alibi_of(int n, int e) const {
     const int row = 8 * n + 2 * (lane_ % 4) + e;
     if constexpr (kSharedRows) {
-      const SharedToken& token = token_of(row);
-      return {token.position, find_slope(token.request, head_of(row))};
+      const int existing = min(row, num_rows() - 1);
+      const SharedToken& token = token_of(existing);
+      return {token.position, find_slope(token.request, head_of(existing))};
     }
     return {query_of(row) + item_.cached_keys, slope_[n][e]};
   }
