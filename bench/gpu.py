@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measures qkv on a GPU beside its peers, in one process: make bench-gpu, or  python bench/gpu.py [TABLE ...].
 
-Tables: compiled (seconds and registers of each kernel), prefill, decode, mixed, masks, ops. Rows appear as they are
-measured; each table is written to bench/results/<device>/gpu_<table>.json with a picture beside it. docs/benchmarks.md
-says what the numbers mean. Needs torch with CUDA; cupy for decode's limit and the clocks, matplotlib for the pictures:
-what is missing is left out, and said."""
+Tables: compiled (seconds and registers of each kernel), prefill, decode, mixed, masks, prefixes, planner, ops. Rows
+appear as they are measured; each table is written to bench/results/<device>/gpu_<table>.json with a picture beside it.
+docs/benchmarks.md says what the numbers mean. Needs torch with CUDA; cupy for decode's limit and the clocks, matplotlib
+for the pictures: what is missing is left out, and said."""
 
 import argparse
 import datetime
@@ -19,7 +19,7 @@ try:
 except ImportError:
     sys.exit("bench/gpu.py needs torch with CUDA in this environment: pip install torch")
 import qkv
-from gpu_tables import compiled, decode, masks, mixed, ops, prefill
+from gpu_tables import compiled, decode, masks, mixed, ops, planner, prefill, prefixes
 from gpu_tables.clock import SmClock
 from gpu_tables.layers import Layers, Pool
 from gpu_tables.loads import PageReader
@@ -27,7 +27,15 @@ from gpu_tables.peers import matrix_product, peers_of
 from gpu_tables.report import Progress, Report
 from gpu_tables.timing import Timer
 
-TABLES = {"prefill": prefill, "decode": decode, "mixed": mixed, "masks": masks, "ops": ops}
+TABLES = {
+    "prefill": prefill,
+    "decode": decode,
+    "mixed": mixed,
+    "masks": masks,
+    "prefixes": prefixes,
+    "planner": planner,
+    "ops": ops,
+}
 POOL_BYTES = 5 << 30
 TOLERANCE = 0.02  # relative, in the 2-norm: bf16 results of different kernels differ by some 1e-3
 

@@ -23,7 +23,7 @@ plan::PlanData plan_for_h200(const LayerSpec& layer, const Batch& batch) {
   const auto cut_request = [&](int32_t q_len, int32_t kv_len) {
     return cuda::cut_request(layer, kernels, q_len, kv_len);
   };
-  return plan::build(layer, batch, cut_request, cuda::device_rules(facts));
+  return plan::build(layer, batch, cut_request, cuda::device_rules(layer, facts));
 }
 
 }  // namespace

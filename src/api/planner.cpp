@@ -69,7 +69,8 @@ Plan Planner::plan(const Batch& batch, Stream stream) {
   impl_->check_stream(stream);
   const plan::LayerEngine& engine = *impl_->engine;
   const auto cut_request = [&](int32_t q_len, int32_t kv_len) { return engine.cut_request(q_len, kv_len); };
-  return impl_->place(plan::build(impl_->layer, batch, cut_request, engine.device_rules()), stream);
+  const plan::DeviceRules rules = engine.planner_rules(impl_->share->limits);
+  return impl_->place(plan::build(impl_->layer, batch, cut_request, rules), stream);
 }
 
 void Planner::check(Stream stream) const {

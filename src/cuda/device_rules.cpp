@@ -1,5 +1,7 @@
 #include "cuda/device_rules.hpp"
 
+#include "core/float8.hpp"
+
 namespace qkv::cuda {
 namespace {
 
@@ -19,13 +21,37 @@ index::DeviceCosts device_costs(const DeviceFacts& facts) {
   costs.many_rows_tile = is_hopper ? 128 : 64;
   costs.item_seconds = 1e-6;
   costs.step_seconds = 3e-6;
+  costs.shared_seconds = 4e-6;  // estimated: a launch, and joins through memory
   return costs;
 }
 
 }  // namespace
 
-// Items hold rows of one request: kernels find a row's request in its item.
-plan::DeviceRules device_rules(const DeviceFacts& facts) { return {0, 0, 0, device_costs(facts)}; }
+// Rows of several requests stand in items of few rows, as many as a tile holds: these are what waits for memory. (Items
+// of many rows are bound by arithmetic.) An item has one scale for all its queries, and Hopper's kernel shares keys of
+// 16 bits only.
+int32_t max_shared_rows(const LayerSpec& layer, const ForwardKernels& kernels) {
+  if (is_float8(layer.query_dtype) || (kernels.few_rows_sm90 && is_float8(layer.kv_dtype))) return 0;
+  return 2 * layer.group_size() <= kernels.cut.few_rows ? kernels.cut.few_rows : 0;
+}
+
+plan::DeviceRules device_rules(const LayerSpec& layer, const DeviceFacts& facts) {
+  const ForwardKernels kernels = forward_kernels(layer, facts);
+  plan::DeviceRules rules;
+  rules.shared_few_rows = max_shared_rows(layer, kernels);
+  rules.shares_equal_tiles_only = kernels.few_rows_sm90;  // a lane's tiles are counted from the first that is read
+  rules.costs = device_costs(facts);
+  return rules;
+}
+
+bool has_common_keys(const LayerSpec& layer) {
+  return layer.cache && layer.cache->scales != CacheScales::per_request_head;
+}
+
+bool planner_shares(int64_t max_requests, bool plans_on_device) {
+  constexpr int64_t kLeastRequests = 8;  // fewer gain little
+  return max_requests >= kLeastRequests && !plans_on_device;
+}
 
 DeviceFacts h200_facts() { return {"sm_90a", 132, 232448}; }
 

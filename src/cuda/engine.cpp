@@ -104,6 +104,7 @@ class CudaLayer final : public plan::LayerEngine {
     }
     placement_.few_rows_sm90 = kernels_.few_rows_sm90;
     placement_.max_few_rows = kernels_.cut.few_rows;
+    placement_.max_shared_rows = device_rules().shared_few_rows;
     placement_.max_rows_of_merges = std::max(kernels_.cut.few_rows, kernels_.cut.rows_per_item);
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
     if (layer.cache) cache_write_ = &jit::kernels().get(cache_write_source(layer.cache->scales, facts.arch));
@@ -121,7 +122,13 @@ class CudaLayer final : public plan::LayerEngine {
     return cuda::cut_request(layer_, kernels_, q_len, kv_len);
   }
 
-  plan::DeviceRules device_rules() const override { return cuda::device_rules(device_facts(device_index_)); }
+  plan::DeviceRules device_rules() const override { return cuda::device_rules(layer_, device_facts(device_index_)); }
+  plan::DeviceRules planner_rules(const PlanLimits& limits) const override {
+    plan::DeviceRules rules = device_rules();
+    if (!planner_shares(limits.max_requests, limits.plans_on_device)) rules.shared_few_rows = 0;
+    return rules;
+  }
+
   plan::CutBounds cut_bounds() const override { return cuda::cut_bounds(layer_, kernels_); }
 
   std::shared_ptr<plan::PlacedPlan> reserve(const plan::PlanCapacity& capacity,
@@ -189,7 +196,10 @@ class CudaLayer final : public plan::LayerEngine {
     } else {
       run_sm80(*many_rows_sm80_, plan, plan.many_rows, params, stream);
     }
-    if (few_rows_sm80_) run_sm80(*few_rows_sm80_, plan, plan.few_rows, params, stream);
+    if (few_rows_sm80_) {
+      run_shared_sm80(plan, params, stream);
+      run_sm80(*few_rows_sm80_, plan, plan.few_rows, params, stream);
+    }
     // Hopper's kernels of one batch run beside each other.
     bool beside_earlier = plan.num_ctas > 0;
     for (const FewRowsLaunch& launch : plan.few_rows_launches) {
@@ -223,14 +233,22 @@ class CudaLayer final : public plan::LayerEngine {
 
   void prepare_kernels(const DevicePlan& plan) const {
     for (const FewRowsLaunch& launch : plan.few_rows_launches) few_rows_sm90_->prepare(launch);
+    if (plan.shared_few_rows.most > 0) few_rows_sm80_->prepare_shared();
   }
+
+  static constexpr int32_t kSm80Ctas = 4;  // a multiprocessor's: two waves where two share one
 
   static void run_sm80(const ForwardSm80& kernel, const DevicePlan& plan, const ItemList& list, ForwardParams params,
                        jit::CUstream stream) {
-    constexpr int32_t kCtas = 4;  // two waves where two share a multiprocessor
     params.items = list.items;
     params.num_items = list.num_items;
-    kernel.run(params, plan.grid_of(list.most, kCtas), stream);
+    kernel.run(params, plan.grid_of(list.most, kSm80Ctas), stream);
+  }
+
+  void run_shared_sm80(const DevicePlan& plan, ForwardParams params, jit::CUstream stream) const {
+    params.items = plan.shared_few_rows.items;
+    params.num_items = plan.shared_few_rows.num_items;
+    few_rows_sm80_->run_shared(params, plan.shared_tokens, plan.grid_of(plan.shared_few_rows.most, kSm80Ctas), stream);
   }
 
   void fill(const plan::ForwardCall& call, ForwardParams& params) const {

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
+#include <functional>
 #include <map>
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
@@ -12,38 +14,27 @@ namespace {
 
 constexpr int32_t kClusterSize = index::few_rows::kMaxClusterSplits;
 
-FewRowsItem device_item(const plan::PlanData& plan, const plan::WorkItem& item) {
-  const int32_t request = item.request;
-  const int32_t cached_keys = plan.seq_lens[request] - plan.mask_inputs[request].q_len;
-  FewRowsItem placed{};
-  placed.request = request;
-  placed.kv_head = item.kv_head;
-  placed.query_begin = item.query_begin;
-  placed.query_end = item.query_end;
-  placed.query_token = plan.query_start_loc[request] + item.query_begin;
-  placed.cached_keys = cached_keys;
-  placed.segment_begin = item.segment_begin;
-  placed.segment_end = item.segment_end;
-  placed.first = {0, 0, 1};
-  if (item.segment_begin < item.segment_end) {
-    const mask::KeySegment& first = plan.segments[item.segment_begin];
-    placed.first = {first.begin, first.end, first.tile_class == TileClass::full ? 1 : 0};
+// Merges some of whose states come from items that several requests share: they are in another launch.
+std::vector<bool> find_shared_merges(const plan::PlanData& plan) {
+  std::vector<bool> shared(plan.merges.size(), false);
+  for (const plan::WorkItem& item : plan.items) {
+    if (!item.is_shared()) continue;
+    plan::for_each_run(plan, item, [&](const plan::RowRun& run) { shared[run.merge] = true; });
   }
-  placed.page_start = plan.page_start[request];
-  placed.ticket = -1;
-  placed.num_splits = 1;
-  if (item.merge >= 0) {
-    const plan::MergeItem& merge = plan.merges[item.merge];
-    const int64_t rows = static_cast<int64_t>(item.query_end - item.query_begin) * plan.layer.group_size();
-    placed.state_row = static_cast<int>(item.state_row);
-    placed.ticket = item.merge;
-    placed.split = static_cast<short>((item.state_row - merge.state_row) / rows);
-    placed.num_splits = static_cast<short>(merge.num_states);
-  }
-  return placed;
+  return shared;
 }
 
-bool joins_in_cluster(const FewRowsItem& item) { return item.num_splits > 1 && item.num_splits <= kClusterSize; }
+// Which joins happen within a cluster.
+class ClusterJoins {
+ public:
+  explicit ClusterJoins(const plan::PlanData& plan) : shared_(find_shared_merges(plan)) {}
+  bool operator()(const FewRowsItem& item) const {
+    return item.num_splits > 1 && item.num_splits <= kClusterSize && !shared_[item.ticket];
+  }
+
+ private:
+  std::vector<bool> shared_;  // [merges]
+};
 
 // Places for groups of items in bins of kClusterSize, each group whole, each in a bin with least room for it.
 class Clusters {
@@ -77,7 +68,8 @@ class Clusters {
 
 // The first place of each join that is in a cluster, by ticket; -1 for others. Large joins first, and among equals
 // those with the longest item: bins start in the order in which they were opened.
-std::vector<int64_t> places_of_joins(const std::vector<FewRowsItem>& items, size_t num_merges, Clusters& clusters) {
+std::vector<int64_t> places_of_joins(const std::vector<FewRowsItem>& items, const ClusterJoins& joins_in_cluster,
+                                     size_t num_merges, Clusters& clusters) {
   std::array<std::vector<int>, kClusterSize + 1> tickets;  // by the number of splits
   std::vector<int64_t> places(num_merges, -1);
   for (const FewRowsItem& item : items) {
@@ -93,9 +85,10 @@ std::vector<int64_t> places_of_joins(const std::vector<FewRowsItem>& items, size
 
 // Joins of at most kClusterSize splits stand side by side within a cluster; all else fills the gaps. No container for
 // each join: there are thousands in a step, and this is most of what planning costs.
-std::vector<FewRowsItem> clustered(const std::vector<FewRowsItem>& items, size_t num_merges) {
+std::vector<FewRowsItem> clustered(const std::vector<FewRowsItem>& items, const ClusterJoins& joins_in_cluster,
+                                   size_t num_merges) {
   Clusters clusters;
-  const std::vector<int64_t> place_of_join = places_of_joins(items, num_merges, clusters);
+  const std::vector<int64_t> place_of_join = places_of_joins(items, joins_in_cluster, num_merges, clusters);
   std::vector<size_t> places;
   places.reserve(items.size());
   for (const FewRowsItem& item : items) {
@@ -115,20 +108,55 @@ std::vector<FewRowsItem> clustered(const std::vector<FewRowsItem>& items, size_t
 
 }  // namespace
 
+int32_t few_rows_tile_number(int32_t tile_q) { return std::countr_zero(static_cast<uint32_t>(tile_q)) - 2; }
+
+FewRowsItem few_rows_item(const plan::PlanData& plan, const plan::WorkItem& item) {
+  const int32_t request = item.request;
+  const int32_t cached_keys = plan.seq_lens[request] - plan.mask_inputs[request].q_len;
+  FewRowsItem placed{};
+  placed.request = request;
+  placed.kv_head = item.kv_head;
+  placed.query_begin = item.query_begin;
+  placed.query_end = item.query_end;
+  placed.query_token = plan.query_start_loc[request] + item.query_begin;
+  placed.cached_keys = cached_keys;
+  placed.segment_begin = item.segment_begin;
+  placed.segment_end = item.segment_end;
+  placed.first = {0, 0, 1};
+  if (item.segment_begin < item.segment_end) {
+    const mask::KeySegment& first = plan.segments[item.segment_begin];
+    placed.first = {first.begin, first.end, first.tile_class == TileClass::full ? 1 : 0};
+  }
+  placed.page_start = plan.page_start[request];
+  placed.ticket = -1;
+  placed.num_splits = 1;
+  if (item.merge >= 0) {
+    const plan::MergeItem& merge = plan.merges[item.merge];
+    const int64_t rows = static_cast<int64_t>(item.query_end - item.query_begin) * plan.layer.group_size();
+    placed.state_row = static_cast<int>(item.state_row);
+    placed.ticket = item.merge;
+    placed.split = static_cast<short>((item.state_row - merge.state_row) / rows);
+    placed.num_splits = static_cast<short>(merge.num_states);
+  }
+  return placed;
+}
+
 std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan, ClusterUse use) {
   std::map<int32_t, std::vector<FewRowsItem>> by_tile;
   for (const plan::WorkItem& item : plan.items) {
-    if (!item.few_rows) continue;
+    if (!item.few_rows || item.is_shared()) continue;
     const int32_t rows = (item.query_end - item.query_begin) * plan.layer.group_size();
     std::vector<FewRowsItem>& items = by_tile[index::few_rows::tile_rows(rows)];
     if (items.empty()) items.reserve(plan.items.size());
-    items.push_back(device_item(plan, item));
+    items.push_back(few_rows_item(plan, item));
   }
+  const ClusterJoins joins_in_cluster(plan);
   std::vector<FewRowsList> lists;
   for (auto& [tile_q, items] : by_tile) {
-    const auto joining = std::count_if(items.begin(), items.end(), joins_in_cluster);
+    const auto joining = std::count_if(items.begin(), items.end(), std::cref(joins_in_cluster));
     const bool in_clusters = use == ClusterUse::always || 2 * joining > static_cast<int64_t>(items.size());
-    lists.push_back({tile_q, in_clusters, in_clusters ? clustered(items, plan.merges.size()) : std::move(items)});
+    lists.push_back(
+        {tile_q, in_clusters, in_clusters ? clustered(items, joins_in_cluster, plan.merges.size()) : std::move(items)});
   }
   return lists;
 }

@@ -20,7 +20,13 @@ struct FewRowsList {
 // with other batches.
 enum class ClusterUse : uint8_t { where_most_join, always };
 
-// The plan's items of few rows, smallest tile first. Tickets are the plan's merges.
+// Of a tile of 4, 8, 16 or 32 rows.
+int32_t few_rows_tile_number(int32_t tile_q);
+
+// An item as the kernel reads it, joined by a ticket where it is joined.
+FewRowsItem few_rows_item(const plan::PlanData& plan, const plan::WorkItem& item);
+
+// The plan's items of few rows of one request each, smallest tile first. Tickets are the plan's merges.
 std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan, ClusterUse use);
 
 }  // namespace qkv::cuda

@@ -4,6 +4,7 @@
 
 #include "core/float8.hpp"
 #include "core/index/swizzled_tile.hpp"
+#include "cuda/few_rows_lists.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/tensor_map.hpp"
 
@@ -31,7 +32,14 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, const c
 }
 
 shape::LaunchShape shape_of(const LayerSpec& layer, const ForwardSm90FewRows::Variant& variant) {
-  return shape::launch_shape(few_rows_shape(layer), variant.tile_q, variant.few_items);
+  const shape::KeyValueShape kv = few_rows_shape(layer);
+  return variant.shared_rows ? shape::shared_launch_shape(kv, variant.tile_q, variant.few_items)
+                             : shape::launch_shape(kv, variant.tile_q, variant.few_items);
+}
+
+// Rows that an item of the variant has room for.
+int32_t rows_of(const LayerSpec& layer, const ForwardSm90FewRows::Variant& variant) {
+  return variant.shared_rows ? shape::max_rows(layer.value_dim()) : variant.tile_q;
 }
 
 }  // namespace
@@ -58,20 +66,21 @@ ForwardSm90FewRows::ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts
 index::RequestCut ForwardSm90FewRows::cut_request(const LayerSpec& layer, int32_t q_len, int32_t kv_len) {
   const int tile_q = shape::tile_rows(q_len * layer.group_size());
   const shape::KeyValueShape kv = few_rows_shape(layer);
-  return {true, q_len, shape::tile_keys(kv, tile_q), shape::split_keys(kv, kv_len, layer.num_kv_heads, tile_q)};
+  return {true, q_len, shape::tile_keys(kv, tile_q), shape::split_keys(kv, kv_len, layer.num_kv_heads, tile_q), tile_q};
 }
 
 ForwardKey ForwardSm90FewRows::key(const LayerSpec& layer, const DeviceFacts& facts, const Variant& variant) {
   const shape::LaunchShape launch = shape_of(layer, variant);
   return {"forward_sm90_few_rows",
           facts.arch,
-          variant.tile_q,
+          rows_of(layer, variant),
           shape::tile_keys(few_rows_shape(layer), variant.tile_q),
           {{"num_warps", launch.num_warps},
            {"num_stages", launch.num_stages},
            {"min_ctas", launch.min_ctas},
            {"cluster_size", cluster_size(variant.clustered)},
-           {"takes_turns", variant.takes_turns ? 1 : 0}}};
+           {"takes_turns", variant.takes_turns ? 1 : 0},
+           {"request_tile_q", variant.tile_q}}};
 }
 
 // One CTA an item. Where their number is only a bound: two waves, so that what the device has to spare behind the first
@@ -84,9 +93,9 @@ uint32_t ForwardSm90FewRows::grid_of(const FewRowsLaunch& launch, int32_t ctas_p
 }
 
 const jit::Kernel& ForwardSm90FewRows::kernel_of(const Variant& variant) const {
-  const int tile_number = std::countr_zero(static_cast<uint32_t>(variant.tile_q)) - 2;  // of 4, 8, 16, 32
-  auto& kernel = kernels_[tile_number * 8 + (variant.few_items ? 4 : 0) + (variant.clustered ? 2 : 0) +
-                          (variant.takes_turns ? 1 : 0)];
+  const int tile_number = few_rows_tile_number(variant.tile_q);
+  auto& kernel = kernels_[tile_number * 16 + (variant.shared_rows ? 8 : 0) + (variant.few_items ? 4 : 0) +
+                          (variant.clustered ? 2 : 0) + (variant.takes_turns ? 1 : 0)];
   if (const jit::Kernel* found = kernel) return *found;
   kernel = &jit::kernels().get(forward_source(layer_, key(layer_, facts_, variant)));
   return *kernel;
@@ -106,8 +115,8 @@ void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams&
     value = pages_map(call.value, paged, kv.head_dim_v, "value");
   }
   const int tile_kv = shape::tile_keys(kv, variant.tile_q);
-  const int shared_bytes = shape::smem_layout(kv, variant.tile_q, tile_kv, shape.num_warps, shape.num_stages,
-                                              cluster_size(variant.clustered))
+  const int shared_bytes = shape::smem_layout(kv, rows_of(layer_, variant), tile_kv, shape.num_warps, shape.num_stages,
+                                              cluster_size(variant.clustered), variant.tile_q)
                                .total_bytes;
   qkv::cuda::launch(kernel_of(variant),
                     {.grid_x = grid_of(launch, shape.min_ctas),
@@ -115,7 +124,7 @@ void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams&
                      .shared_bytes = static_cast<uint32_t>(shared_bytes),
                      .cluster_size = static_cast<uint32_t>(cluster_size(variant.clustered)),
                      .beside_earlier = beside_earlier},
-                    {&few, &key, &value}, stream);
+                    {&few, &key, &value, &launch.shared_tokens}, stream);
 }
 
 }  // namespace qkv::cuda

@@ -3,7 +3,6 @@
 
 #include <array>
 #include <atomic>
-#include <bit>
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/split.hpp"
@@ -15,16 +14,15 @@
 
 namespace qkv::cuda {
 
-// A list of items (few_rows_lists.hpp) on the device.
+// A list of items (few_rows_lists.hpp, shared_lists.hpp) on the device.
 struct FewRowsLaunch {
-  int32_t tile_q;
+  int32_t tile_q;  // of the rows of one request
   bool clustered;
   bool is_exact;  // there are most_items; else that is only a bound
   int64_t most_items;
   const FewRowsItem* items;
   const int* num_items;
-
-  int32_t tile_number() const { return std::countr_zero(static_cast<uint32_t>(tile_q)) - 2; }  // of 4, 8, 16, 32
+  const SharedToken* shared_tokens = nullptr;  // of items whose rows are of several requests
 };
 
 // What supports() asks for, in words.
@@ -43,6 +41,7 @@ class ForwardSm90FewRows {
     bool few_items;
     bool clustered;
     bool takes_turns = false;  // for launches that may meet more items than they have CTAs
+    bool shared_rows = false;  // rows of several requests, each with the bits of a tile of tile_q
   };
 
   static bool supports(const LayerSpec& layer, const DeviceFacts& facts);
@@ -59,10 +58,11 @@ class ForwardSm90FewRows {
            bool beside_earlier, jit::CUstream stream) const;
 
  private:
-  static constexpr int kNumVariants = 4 * 2 * 2 * 2;
+  static constexpr int kNumVariants = 4 * 2 * 2 * 2 * 2;
 
   Variant variant_of(const FewRowsLaunch& launch) const {
-    return {launch.tile_q, launch.most_items <= facts_.num_multiprocessors, launch.clustered, !launch.is_exact};
+    return {launch.tile_q, launch.most_items <= facts_.num_multiprocessors, launch.clustered, !launch.is_exact,
+            launch.shared_tokens != nullptr};
   }
   uint32_t grid_of(const FewRowsLaunch& launch, int32_t ctas_per_multiprocessor) const;
   const jit::Kernel& kernel_of(const Variant& variant) const;

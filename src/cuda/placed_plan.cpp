@@ -32,7 +32,7 @@ DevicePlan::DevicePlan(const LayerSpec& layer, const PlacementRules& rules, cons
   staging_.emplace(total_bytes_);
   bind_launches();
   bind_arrays();
-  for (FewRowsLaunch& launch : few_rows_launches) launch.clustered = true;
+  for (FewRowsLaunch& launch : few_rows_launches) launch.clustered = launch.shared_tokens == nullptr;
   // Launches that may meet no merge at all should be small: CTAs take turns at the rows, too.
   constexpr int32_t kEnoughRows = 16;
   max_rows_of_merges = std::min(rules.max_rows_of_merges, kEnoughRows);
@@ -50,7 +50,8 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, 
   bind_launches();
   bind_arrays();
   for (FewRowsLaunch& launch : few_rows_launches) {
-    launch.clustered = lists.few_rows_sm90[launch.tile_number()].clustered;
+    if (launch.shared_tokens != nullptr) continue;
+    launch.clustered = lists.few_rows_sm90[few_rows_tile_number(launch.tile_q)].clustered;
   }
   max_rows_of_merges = lists.max_rows_of_merges;
   std::vector<std::byte> image(total_bytes_);
@@ -76,8 +77,7 @@ void DevicePlan::allocate(const ArrayBytes& bytes, int64_t num_state_rows, const
                                                 states_lse_offset(layer_, num_state_rows));
 }
 
-void DevicePlan::bind_launches() {
-  const auto* counts = array<const PlanCounts>(kCounts);
+void DevicePlan::add_few_rows_launches(const PlanCounts* counts) {
   for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
     const int64_t most_items = most<FewRowsItem>(kFewRowsSm90 + tile);
     if (most_items == 0) continue;
@@ -85,6 +85,26 @@ void DevicePlan::bind_launches() {
                                  is_exact_ ? most_items : items_of_clustered_room(most_items),
                                  array<const FewRowsItem>(kFewRowsSm90 + tile), &counts->few_rows_sm90[tile]});
   }
+}
+
+void DevicePlan::add_shared_launches(const PlanCounts* counts) {
+  for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
+    const int64_t most_items = most<FewRowsItem>(kSharedSm90 + tile);
+    if (most_items == 0) continue;
+    few_rows_launches.push_back({4 << tile, false, is_exact_, most_items, array<const FewRowsItem>(kSharedSm90 + tile),
+                                 &counts->shared_sm90[tile], shared_tokens});
+  }
+}
+
+void DevicePlan::bind_launches() {
+  const auto* counts = array<const PlanCounts>(kCounts);
+  shared_tokens = array<const SharedToken>(kSharedTokens);
+  shared_few_rows = {array<const WorkItem>(kSharedItems), &counts->shared_few_rows, most<WorkItem>(kSharedItems)};
+  // Shared items are the longest: they go first. In a planner's launches there may be none: then these pass unseen
+  // behind the others.
+  if (is_exact_) add_shared_launches(counts);
+  add_few_rows_launches(counts);
+  if (!is_exact_) add_shared_launches(counts);
   tickets = array<int>(kTickets);
   few_rows = {array<const WorkItem>(kFewRowsItems), &counts->few_rows, most<WorkItem>(kFewRowsItems)};
   many_rows = {array<const WorkItem>(kManyRowsItems), &counts->many_rows, most<WorkItem>(kManyRowsItems)};

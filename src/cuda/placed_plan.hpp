@@ -46,7 +46,9 @@ class DevicePlan final : public plan::PlacedPlan {
 
   std::vector<FewRowsLaunch> few_rows_launches;
   int* tickets = nullptr;
-  ItemList few_rows;  // of the sm_80 kernel
+  ItemList few_rows;         // of the sm_80 kernel
+  ItemList shared_few_rows;  // likewise, rows of several requests
+  const SharedToken* shared_tokens = nullptr;
   ItemList many_rows;
   int32_t num_ctas = 0;
   const int* cta_begin = nullptr;
@@ -64,6 +66,8 @@ class DevicePlan final : public plan::PlacedPlan {
   void allocate(const ArrayBytes& bytes, int64_t num_state_rows, const Tensor& workspace,
                 const BufferMaker& make_buffer);
   void bind_launches();
+  void add_few_rows_launches(const PlanCounts* counts);  // that lie on the device
+  void add_shared_launches(const PlanCounts* counts);
   void bind_arrays();
   void copy(const plan::PlanData& plan, const PlanLists& lists, std::byte* image, jit::CUstream stream) const;
   template <class T>

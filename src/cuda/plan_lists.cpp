@@ -1,18 +1,16 @@
 #include "cuda/plan_lists.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/forward_sm90_many_rows_shape.hpp"
 #include "core/index/multiprocessor_share.hpp"
 #include "cuda/cta_lists.hpp"
+#include "cuda/device_rules.hpp"
 
 namespace qkv::cuda {
 namespace {
-
-int32_t tile_number(int32_t tile_q) { return std::countr_zero(static_cast<uint32_t>(tile_q)) - 2; }
 
 std::vector<plan::WorkItem> items_of(const plan::PlanData& plan, bool few_rows) {
   std::vector<plan::WorkItem> items;
@@ -36,9 +34,8 @@ int32_t few_rows_share(const plan::PlanData& plan, int32_t num_multiprocessors) 
   int64_t bytes = 0;
   int64_t operations = 0;
   for (const plan::WorkItem& item : plan.items) {
-    const int64_t rows = static_cast<int64_t>(item.query_end - item.query_begin) * plan.layer.group_size();
     if (item.few_rows) {
-      bytes += item.cost / rows * dims * size_bytes(plan.layer.kv_dtype);
+      bytes += item.cost / plan::packed_rows(plan, item) * dims * size_bytes(plan.layer.kv_dtype);
     } else {
       operations += 2 * item.cost * dims;
     }
@@ -48,6 +45,7 @@ int32_t few_rows_share(const plan::PlanData& plan, int32_t num_multiprocessors) 
 
 void append(std::vector<WorkItem>& target, const std::vector<plan::WorkItem>& items) {
   for (const plan::WorkItem& item : items) {
+    if (item.is_shared()) continue;  // SharedLists
     target.push_back({item.request, item.kv_head, item.query_begin, item.query_end, item.segment_begin,
                       item.segment_end, item.state_row});
   }
@@ -55,15 +53,16 @@ void append(std::vector<WorkItem>& target, const std::vector<plan::WorkItem>& it
 
 // The joins of these items' states, each once.
 void append_merges(PlanLists& lists, const plan::PlanData& plan, const std::vector<plan::WorkItem>& items) {
-  for (const plan::WorkItem& item : items) {
-    if (item.merge < 0) continue;
-    const plan::MergeItem& merge = plan.merges[item.merge];
-    if (item.state_row != merge.state_row) continue;
+  const auto append_merge_of = [&](const plan::RowRun& run) {
+    if (run.merge < 0) return;
+    const plan::MergeItem& merge = plan.merges[run.merge];
+    if (run.state_row != merge.state_row) return;
     lists.merges.push_back(
         {merge.request, merge.kv_head, merge.query_begin, merge.query_end, merge.num_states, merge.state_row});
     const int64_t rows = int64_t{merge.query_end - merge.query_begin} * plan.layer.group_size();
     lists.max_rows_of_merges = std::max(lists.max_rows_of_merges, rows);
-  }
+  };
+  for (const plan::WorkItem& item : items) plan::for_each_run(plan, item, append_merge_of);
 }
 
 template <class T>
@@ -76,13 +75,30 @@ size_t size_of(int64_t count) {
   return static_cast<size_t>(count) * sizeof(T);
 }
 
+// An item of shared rows stands for two or more, each of a request with at most half its rows. What the device plans
+// shares nothing.
+void add_shared_bytes(const LayerSpec& layer, const PlacementRules& rules, const plan::PlanCapacity& capacity,
+                      std::array<size_t, kNumPlanArrays>& bytes) {
+  const int32_t most_tokens = std::min(capacity.query_len, rules.max_shared_rows / 2 / layer.group_size());
+  if (most_tokens == 0 || !has_common_keys(layer)) return;
+  if (!planner_shares(capacity.requests, capacity.on_device)) return;
+  bytes[kSharedTokens] = size_of<SharedToken>(capacity.few_rows_items * most_tokens);
+  constexpr int64_t kGrain = index::few_rows::kMaxClusterSplits;  // lists are as long as grids
+  const int64_t most_items = (capacity.few_rows_items / 2 + kGrain - 1) / kGrain * kGrain;
+  if (!rules.few_rows_sm90) bytes[kSharedItems] = size_of<WorkItem>(most_items);
+  for (int32_t tokens = 1; tokens <= most_tokens && rules.few_rows_sm90; ++tokens) {
+    const int32_t tile_q = index::few_rows::tile_rows(tokens * layer.group_size());
+    bytes[kSharedSm90 + few_rows_tile_number(tile_q)] = size_of<FewRowsItem>(most_items);
+  }
+}
+
 }  // namespace
 
 PlanLists make_plan_lists(const plan::PlanData& plan, const PlacementRules& rules, ClusterUse clusters) {
   PlanLists lists;
   if (rules.few_rows_sm90) {
     for (FewRowsList& list : make_few_rows_lists(plan, clusters)) {
-      const int32_t tile = tile_number(list.tile_q);
+      const int32_t tile = few_rows_tile_number(list.tile_q);
       lists.counts.few_rows_sm90[tile] = static_cast<int>(list.items.size());
       lists.few_rows_sm90[tile] = std::move(list);
     }
@@ -92,6 +108,7 @@ PlanLists make_plan_lists(const plan::PlanData& plan, const PlacementRules& rule
     append(lists.few_rows, few);
     append_merges(lists, plan, few);
   }
+  lists.shared = make_shared_lists(plan, rules.few_rows_sm90);
   int32_t max_ctas = rules.max_ctas;
   if (rules.few_rows_sm90 && max_ctas > 0) max_ctas -= few_rows_share(plan, max_ctas);
   CtaLists many = cta_lists_of(plan, items_of(plan, false), max_ctas);
@@ -108,6 +125,10 @@ PlanLists make_plan_lists(const plan::PlanData& plan, const PlacementRules& rule
   lists.counts.few_rows = static_cast<int>(lists.few_rows.size());
   lists.counts.many_rows = static_cast<int>(lists.many_rows.size());
   lists.counts.merges = static_cast<int>(lists.merges.size());
+  lists.counts.shared_few_rows = static_cast<int>(lists.shared.sm80.size());
+  for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
+    lists.counts.shared_sm90[tile] = static_cast<int>(lists.shared.sm90[tile].size());
+  }
   lists.counts.slots = static_cast<int>(plan.slot_mapping.size());
   return lists;
 }
@@ -129,7 +150,10 @@ std::array<std::span<const std::byte>, kNumPlanArrays> PlanLists::arrays(const p
   arrays[kManyRowsItems] = bytes_of(many_rows);
   for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
     arrays[kFewRowsSm90 + tile] = bytes_of(few_rows_sm90[tile].items);
+    arrays[kSharedSm90 + tile] = bytes_of(shared.sm90[tile]);
   }
+  arrays[kSharedTokens] = bytes_of(shared.tokens);
+  arrays[kSharedItems] = bytes_of(shared.sm80);
   arrays[kSegments] = bytes_of(segments);
   arrays[kPages] = bytes_of(plan.pages);
   for (size_t i = 0; i < plan.operands.size(); ++i) arrays[kOperands + i] = bytes_of(plan.operands[i]);
@@ -157,11 +181,13 @@ std::array<size_t, kNumPlanArrays> array_bytes(const LayerSpec& layer, const Pla
     const int64_t most_tokens = std::min(capacity.query_len, rules.max_few_rows / layer.group_size());
     for (int64_t tokens = 1; tokens <= most_tokens; ++tokens) {
       const int32_t tile_q = index::few_rows::tile_rows(static_cast<int>(tokens * layer.group_size()));
-      bytes[kFewRowsSm90 + tile_number(tile_q)] = size_of<FewRowsItem>(clustered_room(capacity.few_rows_items));
+      bytes[kFewRowsSm90 + few_rows_tile_number(tile_q)] =
+          size_of<FewRowsItem>(clustered_room(capacity.few_rows_items));
     }
   } else {
     bytes[kFewRowsItems] = size_of<WorkItem>(capacity.few_rows_items);
   }
+  add_shared_bytes(layer, rules, capacity, bytes);
   if (capacity.on_device) bytes[kBlocks] = size_of<PlanBlock>(capacity.blocks);
   bytes[kSegments] = size_of<KeySegment>(capacity.segments);
   bytes[kPages] = size_of<int32_t>(capacity.pages);

@@ -11,6 +11,7 @@
 #include "cuda/device/params.hpp"
 #include "cuda/device/plan_params.hpp"
 #include "cuda/few_rows_lists.hpp"
+#include "cuda/shared_lists.hpp"
 #include "plan/capacity.hpp"
 #include "plan/plan_data.hpp"
 
@@ -22,6 +23,7 @@ struct PlacementRules {
   int32_t max_few_rows = 0;        // packed rows of a request of few rows
   int32_t max_ctas = 0;            // items of many rows go into lists of at most so many CTAs; 0 = no such lists
   int32_t max_rows_of_merges = 0;  // packed rows of a merge that the few-rows kernel does not join by itself
+  int32_t max_shared_rows = 0;     // packed rows of an item that several requests share; 0 = there are no such items
 };
 
 // In the order in which they lie on the device: small ones first.
@@ -40,7 +42,10 @@ enum PlanArray : int32_t {
   kFewRowsItems,  // of the sm_80 kernel
   kManyRowsItems,
   kFewRowsSm90,  // one a query tile
-  kSegments = kFewRowsSm90 + kFewRowsTiles,
+  kSharedTokens = kFewRowsSm90 + kFewRowsTiles,
+  kSharedItems,  // of the sm_80 kernel
+  kSharedSm90,   // one a query tile of a request
+  kSegments = kSharedSm90 + kFewRowsTiles,
   kPages,
   kOperands,                               // one an operand of the mask
   kBlocks = kOperands + kMaxMaskOperands,  // of the device's planner
@@ -60,6 +65,7 @@ struct PlanLists {
   std::vector<WorkItem> few_rows;
   std::vector<WorkItem> many_rows;
   std::array<FewRowsList, kFewRowsTiles> few_rows_sm90;
+  SharedLists shared;
   std::vector<KeySegment> segments;
   int64_t max_rows_of_merges = 0;
 

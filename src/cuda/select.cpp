@@ -7,6 +7,7 @@
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/shown_keys.hpp"
 #include "core/trace.hpp"
+#include "cuda/device_rules.hpp"
 #include "cuda/forward_sm80.hpp"
 
 namespace qkv::cuda {
@@ -33,6 +34,12 @@ bool may_join(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_l
   const int32_t kv_len = shown_keys(layer).count(q_len, seq_len);
   const index::RequestCut cut = cut_request(layer, kernels, q_len, kv_len);
   return cut.few_rows && kv_len > cut.split_keys;
+}
+
+// Whether two such requests may have a whole split in common, and their rows room in one item.
+bool may_share(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_len, int32_t seq_len) {
+  const bool fits = int64_t{2} * q_len * layer.group_size() <= max_shared_rows(layer, kernels);
+  return has_common_keys(layer) && fits && may_join(layer, kernels, q_len, seq_len);
 }
 
 // Requests of one token, two, … until all rows are many: from there on nothing changes any more.
@@ -73,9 +80,9 @@ ForwardKey forward_key(const LayerSpec& layer, const DeviceFacts& facts, const L
   if (launch.num_rows > kernels.cut.few_rows) {
     return kernels.many_rows_sm90 ? ForwardSm90ManyRows::key(layer, facts) : ForwardSm80::key(layer, facts, 0);
   }
-  if (!kernels.few_rows_sm90) return ForwardSm80::key(layer, facts, kSm80FewRows);
+  if (!kernels.few_rows_sm90) return ForwardSm80::key(layer, facts, kSm80FewRows, launch.shared_rows);
   const int32_t tile_q = few_rows::tile_rows(static_cast<int>(launch.num_rows));
-  return ForwardSm90FewRows::key(layer, facts, {tile_q, launch.few_items, launch.clustered});
+  return ForwardSm90FewRows::key(layer, facts, {tile_q, launch.few_items, launch.clustered, false, launch.shared_rows});
 }
 
 index::RequestCut cut_request(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_len, int32_t kv_len) {
@@ -109,16 +116,22 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
   TraceDomain launches;  // of one list of items each
   launches.add("q_len", query_lengths(kernels, bounds.max_query_len))
       .add("few_items", Axis::choices({1, 0}))
-      .add("clustered", Axis::choices({1, 0}));
+      .add("clustered", Axis::choices({1, 0}))
+      .add("shared_rows", Axis::choices({0, 1}));
   // The longest request is cut into the most splits; shorter ones are among the launches without clusters.
   launches.keep_if([&](const TracePoint& at) {
     return at.at("clustered") == 0 ||
            may_join(layer, kernels, static_cast<int32_t>(at.at("q_len")), bounds.max_model_len);
   });
+  launches.keep_if([&](const TracePoint& at) {
+    if (at.at("shared_rows") == 0) return true;
+    return at.at("clustered") == 0 &&
+           may_share(layer, kernels, static_cast<int32_t>(at.at("q_len")), bounds.max_model_len);
+  });
   std::vector<jit::Source> sources = trace(launches, [&](const TracePoint& at) {
-    return forward_source(
-        layer, forward_key(layer, facts,
-                           {at.at("q_len") * layer.group_size(), at.at("few_items") != 0, at.at("clustered") != 0}));
+    return forward_source(layer, forward_key(layer, facts,
+                                             {at.at("q_len") * layer.group_size(), at.at("few_items") != 0,
+                                              at.at("clustered") != 0, at.at("shared_rows") != 0}));
   });
   sources.push_back(plain_source("merge_plan_states", facts.arch));
   if (layer.cache) sources.push_back(cache_write_source(layer.cache->scales, facts.arch));

@@ -36,9 +36,10 @@ plan::CutBounds cut_bounds(const LayerSpec& layer, const ForwardKernels& kernels
 
 // All of a launch that may choose its kernel, besides the layer.
 struct LaunchKind {
-  int64_t num_rows;  // packed rows of a request
-  bool few_items;    // at most one a multiprocessor
-  bool clustered;    // splits join within clusters
+  int64_t num_rows;          // packed rows of a request
+  bool few_items;            // at most one a multiprocessor
+  bool clustered;            // splits join within clusters
+  bool shared_rows = false;  // an item's rows are of several requests
 };
 ForwardKey forward_key(const LayerSpec& layer, const DeviceFacts& facts, const LaunchKind& launch);
 

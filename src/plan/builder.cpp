@@ -56,7 +56,8 @@ PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& 
                const DeviceRules& device_rules) {
   PlanData plan = read_batch(layer, batch);
   if (plan.prefix_sharing == PrefixSharing::always && device_rules.shared_few_rows == 0) {
-    refuse("prefix_sharing", "always", "automatic or off: this device's work items hold rows of one request",
+    refuse("prefix_sharing", "always",
+           "automatic or off: the work items of this layer and planner hold rows of one request",
            ErrorCode::unsupported);
   }
   // With scales of their own, requests read other keys from the same bytes.

@@ -25,6 +25,8 @@ struct DeviceRules {
   // Rows of such an item from which on the many-rows kernel is the quicker one, where bits may change; 0 = never.
   int32_t many_rows_from = 0;
   index::DeviceCosts costs = {};
+  // A row's bits depend on which tiles its item reads, seen or not: only members that read the same ones are joined.
+  bool shares_equal_tiles_only = false;
 };
 
 // All tensors are checked before an engine sees them.
@@ -49,6 +51,8 @@ class LayerEngine {
   // How a request is cut. By the layer and these two numbers only, so that its bits never depend on its batch.
   virtual index::RequestCut cut_request(int32_t q_len, int32_t kv_len) const = 0;
   virtual DeviceRules device_rules() const = 0;
+  // Of a planner's plans: its launches are there for every batch, whether or not it has items for them.
+  virtual DeviceRules planner_rules(const PlanLimits& /*limits*/) const { return device_rules(); }
   virtual CutBounds cut_bounds() const = 0;
   // Memory for any plan within the capacity; none where the engine reads plans where they are.
   virtual std::shared_ptr<PlacedPlan> reserve(const PlanCapacity& capacity, const Tensor& workspace) const = 0;

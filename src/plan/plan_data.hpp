@@ -21,6 +21,7 @@ struct RowRun {
   int32_t request;
   int32_t query_begin, query_end;
   int64_t state_row;  // first row in the buffer of partial states; -1 = the item writes the output itself
+  int32_t merge;      // index in PlanData::merges of the join that its state enters; -1 = none
 };
 
 // Query rows x a run of keys -> a state, or the finished output where the run is all that the rows see.
@@ -35,6 +36,8 @@ struct WorkItem {
   bool few_rows;                       // which of the engine's two kernels runs: by the request's own rows only
   // Range in PlanData::shared_rows: rows of further requests that share the item's keys. Mostly empty.
   int32_t shared_begin, shared_end;
+
+  bool is_shared() const { return shared_begin < shared_end; }
 };
 
 // Joins the states of one row block, in rising order of keys.
@@ -142,8 +145,15 @@ struct PlanData {
 // All rows of an item, run by run.
 template <class Visit>
 void for_each_run(const PlanData& plan, const WorkItem& item, Visit visit) {
-  visit(RowRun{item.request, item.query_begin, item.query_end, item.state_row});
+  visit(RowRun{item.request, item.query_begin, item.query_end, item.state_row, item.merge});
   for (int32_t i = item.shared_begin; i < item.shared_end; ++i) visit(plan.shared_rows[i]);
+}
+
+// Of all its runs.
+inline int64_t packed_rows(const PlanData& plan, const WorkItem& item) {
+  int64_t tokens = 0;
+  for_each_run(plan, item, [&](const RowRun& run) { tokens += run.query_end - run.query_begin; });
+  return tokens * plan.layer.group_size();
 }
 
 }  // namespace qkv::plan

@@ -17,9 +17,7 @@ index::ItemSizes sizes_of(const LayerSpec& layer) {
 index::ItemCost cost_of(const PlanData& plan, const WorkItem& item) {
   index::ItemCost cost{};
   cost.few_rows = item.few_rows;
-  for_each_run(plan, item, [&](const RowRun& run) {
-    cost.rows += int64_t{run.query_end - run.query_begin} * plan.layer.group_size();
-  });
+  cost.rows = packed_rows(plan, item);
   for (int32_t s = item.segment_begin; s < item.segment_end; ++s) {
     cost.keys += plan.segments[s].end - plan.segments[s].begin;
   }
@@ -54,6 +52,7 @@ Schedule schedule(const PlanData& plan) {
   }
   result.seconds =
       costs.step_seconds + result.items_seconds + static_cast<double>(merged_bytes) / costs.bytes_per_second;
+  if (!plan.shared_rows.empty()) result.seconds += costs.shared_seconds;
   return result;
 }
 

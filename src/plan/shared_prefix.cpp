@@ -14,13 +14,15 @@ namespace {
 
 // Items with equal keys may be joined.
 struct SharedKeys {
-  int32_t group;  // of PlanData::prefix_groups
-  int32_t begin, end;
+  int32_t group;       // of PlanData::prefix_groups
+  int32_t begin, end;  // of the split
   int32_t kv_head;
   int32_t tile_kv;
+  int32_t tile_q;
   bool few_rows;
+  int32_t first_key, last_key;  // that are read, where that matters
 
-  auto key() const { return std::tuple(group, begin, end, kv_head, tile_kv, few_rows); }
+  auto key() const { return std::tuple(group, begin, end, kv_head, tile_kv, tile_q, few_rows, first_key, last_key); }
 };
 
 struct Candidate {
@@ -70,11 +72,24 @@ class Sharer {
       const int32_t begin = plan_.segments[item.segment_begin].begin / cut.split_keys * cut.split_keys;
       const int32_t group = outermost_group(item.request, int64_t{begin} + cut.split_keys);
       if (group < 0) continue;
-      candidates.push_back({{group, begin, begin + cut.split_keys, item.kv_head, cut.tile_kv, item.few_rows}, i});
+      SharedKeys keys{group, begin, begin + cut.split_keys, item.kv_head, cut.tile_kv, cut.tile_q, item.few_rows, 0, 0};
+      if (rules_.shares_equal_tiles_only) {
+        if (has_gaps(item)) continue;
+        keys.first_key = plan_.segments[item.segment_begin].begin;
+        keys.last_key = plan_.segments[item.segment_end - 1].end;
+      }
+      candidates.push_back({keys, i});
     }
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Candidate& a, const Candidate& b) { return a.keys.key() < b.keys.key(); });
     return candidates;
+  }
+
+  bool has_gaps(const WorkItem& item) const {
+    for (int32_t s = item.segment_begin + 1; s < item.segment_end; ++s) {
+      if (plan_.segments[s].begin != plan_.segments[s - 1].end) return true;
+    }
+    return false;
   }
 
   // The largest group that shares the request's keys up to `end`; -1 = none.
@@ -118,7 +133,7 @@ class Sharer {
     first.shared_begin = static_cast<int32_t>(plan_.shared_rows.size());
     for (const Candidate& member : members.subspan(1)) {
       const WorkItem& item = plan_.items[member.item];
-      plan_.shared_rows.push_back({item.request, item.query_begin, item.query_end, item.state_row});
+      plan_.shared_rows.push_back({item.request, item.query_begin, item.query_end, item.state_row, item.merge});
       first.cost += item.cost;
       joined[member.item] = true;
     }

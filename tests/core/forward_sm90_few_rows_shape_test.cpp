@@ -5,7 +5,6 @@
 namespace qkv::index::few_rows {
 namespace {
 
-constexpr int kSmemOfSm = 228 * 1024;
 constexpr int kReservedOfCta = 1024;
 constexpr KeyValueShape k128{128, 128, 2, false};
 
@@ -41,7 +40,52 @@ LaunchShape launch_of(const Shape& shape) { return launch_shape(shape.kv, shape.
 SmemLayout layout_of(const Shape& shape, int cluster_size) {
   const LaunchShape launch = launch_of(shape);
   return smem_layout(shape.kv, shape.tile_q, tile_keys(shape.kv, shape.tile_q), launch.num_warps, launch.num_stages,
-                     cluster_size);
+                     cluster_size, shape.tile_q);
+}
+
+LaunchShape shared_launch_of(const Shape& shape) {
+  return shared_launch_shape(shape.kv, shape.tile_q, shape.few_items);
+}
+
+// Of items that hold rows of several requests, each at most half of an item's.
+SmemLayout shared_layout_of(const Shape& shape) {
+  const LaunchShape launch = shared_launch_of(shape);
+  return smem_layout(shape.kv, max_rows(shape.kv.head_dim_v), tile_keys(shape.kv, shape.tile_q), launch.num_warps,
+                     launch.num_stages, 1, shape.tile_q);
+}
+
+template <typename Check>
+void for_each_shared_shape(Check check) {
+  for_each_shape([&](const Shape& shape) {
+    if (2 * shape.tile_q <= max_rows(shape.kv.head_dim_v)) check(shape);
+  });
+}
+
+TEST(few_rows_shape, rows_of_several_requests_fit_shared_memory_and_registers) {
+  for_each_shared_shape([](const Shape& shape) {
+    const LaunchShape launch = shared_launch_of(shape);
+    const int bytes = shared_layout_of(shape).total_bytes;
+    EXPECT_LE(bytes, kMaxSmemBytes) << shape.kv.head_dim << "/" << shape.kv.head_dim_v << " rows " << shape.tile_q;
+    EXPECT_LE(launch.min_ctas * (bytes + kReservedOfCta), kSmemOfSm)
+        << shape.kv.head_dim << "/" << shape.kv.head_dim_v << " rows " << shape.tile_q;
+    EXPECT_LE(launch.min_ctas * launch.num_warps * kWarpSize * 255, 65536);  // an SM's registers
+  });
+}
+
+// The end of an item joins the lanes that its requests have alone, all of them at once.
+TEST(few_rows_shape, rows_of_several_requests_have_a_warp_a_lane) {
+  for_each_shared_shape([](const Shape& shape) {
+    const LaunchShape launch = shared_launch_of(shape);
+    EXPECT_EQ(launch.num_warps, num_lanes(shape.tile_q, shape.kv.head_dim_v));
+    const SmemLayout layout = shared_layout_of(shape);
+    const int rows = max_rows(shape.kv.head_dim_v);
+    const bool in_smem = query_in_smem(rows, shape.kv.head_dim);
+    EXPECT_EQ(layout.query_factors, layout.query + (in_smem ? rows * shape.kv.head_dim * kQueryBytes : 0));
+    EXPECT_EQ(layout.scales, layout.states);
+    EXPECT_EQ(layout.item % 16, 0);
+    EXPECT_EQ(layout.total_bytes, layout.item + kItemBytes);
+    EXPECT_LE(kMaxSplits * rows * 4, launch.num_warps * layout.warp_bytes);
+  });
 }
 
 TEST(few_rows_shape, every_launch_fits_shared_memory) {

@@ -6,9 +6,11 @@
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/forward_sm90_many_rows_f8_shape.hpp"
 #include "core/index/forward_sm90_many_rows_shape.hpp"
+#include "cuda/device_rules.hpp"
 #include "cuda/forward_sm90_few_rows.hpp"
 #include "cuda/forward_sm90_many_rows.hpp"
 #include "cuda/kernel_key.hpp"
+#include "cuda/select.hpp"
 #include "jit/module.hpp"
 #include "jit/needs_nvrtc.hpp"
 #include "support/small_layer.hpp"
@@ -123,8 +125,10 @@ TEST_P(kernels_compile, forward_sm80) {
   for (const Architecture& architecture : kArchitectures) {
     const index::ForwardSm80Shape shape =
         index::forward_sm80_shape(layer.head_dim, layer.value_dim(), architecture.shared_bytes);
-    for (const int tile_q : {shape.tile_q, 16}) {
-      const jit::Source source = forward_source(layer, {"forward_sm80", architecture.name, tile_q, shape.tile_kv});
+    for (const auto& [tile_q, shared_rows] : {std::pair(shape.tile_q, 0), std::pair(16, 0), std::pair(16, 1)}) {
+      if (shared_rows == 1 && (2 * layer.group_size() > 16 || !layer.cache)) continue;
+      const jit::Source source = forward_source(
+          layer, {"forward_sm80", architecture.name, tile_q, shape.tile_kv, {{"shared_rows", shared_rows}}});
       const jit::Compiled compiled = jit::compile(source);
       EXPECT_FALSE(compiled.cubin.empty());
       EXPECT_EQ(compiled.entry, "forward_sm80");
@@ -163,9 +167,8 @@ TEST_P(kernels_compile, forward_sm90_many_rows) {
 TEST_P(kernels_compile, forward_sm90_few_rows) {
   namespace shape = index::few_rows;
   const LayerSpec layer = matrix()[GetParam()];
-  const int head_dim = layer.head_dim;
   const int head_dim_v = layer.value_dim();
-  if (!shape::supports(head_dim, head_dim_v)) return;  // the sm_80 kernel runs these
+  if (!ForwardSm90FewRows::supports(layer, facts_of_arch("sm_90a"))) return;  // the sm_80 kernel runs these
   const shape::KeyValueShape kv = few_rows_shape(layer);
   for (int tile_q = shape::tile_rows(layer.group_size()); tile_q <= shape::max_rows(head_dim_v); tile_q *= 2) {
     // One of both kinds of launch for each tile: both are compiled for the smallest.
@@ -182,12 +185,29 @@ TEST_P(kernels_compile, forward_sm90_few_rows) {
                                                {"num_stages", launch.num_stages},
                                                {"min_ctas", launch.min_ctas},
                                                {"cluster_size", few_items ? 1 : shape::kMaxClusterSplits},
-                                               {"takes_turns", takes_turns ? 1 : 0}}}));
+                                               {"takes_turns", takes_turns ? 1 : 0},
+                                               {"request_tile_q", tile_q}}}));
       EXPECT_EQ(compiled.entry, "forward_sm90_few_rows");
       // What is kept from turn to turn: some words, where the rows alone fill the registers.
       EXPECT_LE(compiled.usage.spill_store_bytes, (takes_turns ? 128 : 0) + spills_of_distances(layer)) << compiled.log;
       EXPECT_LE(compiled.usage.stack_bytes, (takes_turns ? 128 : 0) + spills_of_distances(layer))
           << "an array of registers is in memory";
+    }
+  }
+}
+
+TEST_P(kernels_compile, forward_sm90_few_rows_of_several_requests) {
+  const LayerSpec layer = matrix()[GetParam()];
+  const DeviceFacts facts = facts_of_arch("sm_90a");
+  const ForwardKernels kernels = forward_kernels(layer, facts);
+  if (!layer.cache || !kernels.few_rows_sm90 || max_shared_rows(layer, kernels) == 0) return;
+  const int32_t most_rows = index::few_rows::max_rows(layer.value_dim()) / 2;
+  for (int32_t tile_q = index::few_rows::tile_rows(layer.group_size()); tile_q <= most_rows; tile_q *= 2) {
+    for (const bool takes_turns : {false, true}) {
+      const jit::Compiled compiled = jit::compile(
+          forward_source(layer, ForwardSm90FewRows::key(layer, facts, {tile_q, false, false, takes_turns, true})));
+      EXPECT_EQ(compiled.entry, "forward_sm90_few_rows");
+      EXPECT_LE(compiled.usage.spill_store_bytes, 24) << compiled.log;
     }
   }
 }

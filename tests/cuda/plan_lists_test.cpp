@@ -2,6 +2,7 @@
 // batches find what they need.
 #include "cuda/plan_lists.hpp"
 
+#include "cuda/device_rules.hpp"
 #include "cuda/planner_scene.hpp"
 #include "plan/builder.hpp"
 
@@ -28,17 +29,25 @@ PlanLimits limits_of(const tools::Case& c) {
 }
 
 TEST(plan_lists, of_every_batch_within_the_limits_fit_the_arrays) {
+  size_t num_shared = 0;
   for (const LayerSpec& layer : planner_layers()) {
     for (int64_t i = 0; i < 120; ++i) {
       const bool hopper = i % 2 == 0;
       const Rules rules(layer, hopper ? "sm_90a" : "sm_80");
       const tools::Case c = draw_batch(layer, i);
       const Lengths lengths(c);
-      const plan::PlanData plan = plan::build(layer, lengths.batch(layer), rules);
+      // All pages are page 0: half of the batches share whatever they can, where a planner has room for it.
+      Batch batch = lengths.batch(layer);
+      batch.prefix_sharing = c.requests.size() >= 8 && i % 4 < 2 ? PrefixSharing::always : PrefixSharing::off;
+      const DeviceFacts facts = facts_of_arch(hopper ? "sm_90a" : "sm_80");
+      plan::DeviceRules device = device_rules(layer, facts);
+      if (!planner_shares(static_cast<int64_t>(c.requests.size()), false)) device.shared_few_rows = 0;
+      const plan::PlanData plan = plan::build(layer, batch, rules, device);
+      num_shared += plan.shared_rows.size();
       const PlanLimits limits = plan::checked_limits(layer, limits_of(c));
       const plan::PlanCapacity capacity = plan::capacity_of(layer, limits, cut_bounds(layer, rules.kernels));
       const PlacementRules placement{rules.kernels.few_rows_sm90, rules.kernels.cut.few_rows, hopper ? kMaxCtas : 0,
-                                     rules.kernels.cut.rows_per_item};
+                                     rules.kernels.cut.rows_per_item, device.shared_few_rows};
       const PlanLists lists = make_plan_lists(plan, placement, ClusterUse::always);
       const auto arrays = lists.arrays(plan);
       const auto bytes = array_bytes(layer, placement, capacity);
@@ -49,6 +58,27 @@ TEST(plan_lists, of_every_batch_within_the_limits_fit_the_arrays) {
       if (::testing::Test::HasFailure()) return;
     }
   }
+  EXPECT_GT(num_shared, 100U);
+}
+
+TEST(plan_lists, planners_whose_plans_share_nothing_have_no_room_for_it) {
+  const LayerSpec layer = planner_layers().front();
+  const Rules rules(layer, "sm_90a");
+  const PlacementRules placement{true, 32, kMaxCtas, 128, device_rules(layer, facts_of_arch("sm_90a")).shared_few_rows};
+  PlanLimits limits{.max_requests = 8, .max_tokens = 8, .max_query_len = 1, .max_seq_len = 4096, .num_pages = 100};
+  const auto shared_bytes = [&] {
+    const PlanLimits checked = plan::checked_limits(layer, limits);
+    const auto bytes =
+        array_bytes(layer, placement, plan::capacity_of(layer, checked, cut_bounds(layer, rules.kernels)));
+    EXPECT_EQ(bytes[kSharedSm90] > 0, bytes[kSharedTokens] > 0);
+    return bytes[kSharedTokens];
+  };
+  EXPECT_GT(shared_bytes(), 0U);
+  limits.plans_on_device = true;
+  EXPECT_EQ(shared_bytes(), 0U);
+  limits.plans_on_device = false;
+  limits.max_requests = 7;
+  EXPECT_EQ(shared_bytes(), 0U);
 }
 
 TEST(plan_lists, captured_launches_find_a_list_for_each_cta) {

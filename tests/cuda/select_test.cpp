@@ -7,7 +7,9 @@
 #include <random>
 #include <set>
 
+#include "cuda/device_rules.hpp"
 #include "cuda/few_rows_lists.hpp"
+#include "cuda/shared_lists.hpp"
 #include "jit/module.hpp"
 #include "plan/builder.hpp"
 #include "support/small_layer.hpp"
@@ -68,6 +70,61 @@ std::vector<jit::Source> sources_of_batch(const LayerSpec& layer, const DeviceFa
   std::vector<jit::Source> sources;
   for (const ForwardKey& key : keys) sources.push_back(forward_source(layer, key));
   return sources;
+}
+
+// So many requests alike, on the same pages: all that they can share is shared.
+std::set<std::string> sources_of_shared_rows(const LayerSpec& layer, const DeviceFacts& facts, int32_t q_len,
+                                             int32_t num_requests) {
+  constexpr int32_t kKeys = 3008;
+  std::vector<int32_t> starts(num_requests + 1);
+  for (int32_t r = 0; r <= num_requests; ++r) starts[r] = r * q_len;
+  const std::vector<int32_t> lengths(num_requests, kKeys);
+  const std::vector<int32_t> table(num_requests * kKeys / 16, 0);
+  Batch batch;
+  batch.query_start_loc = testing::view(starts);
+  batch.seq_lens = testing::view(lengths);
+  batch.block_table = Tensor::contiguous(table.data(), DType::i32, {num_requests, kKeys / 16});
+  batch.prefix_sharing = PrefixSharing::always;
+  const ForwardKernels kernels = forward_kernels(layer, facts);
+  const plan::PlanData plan = plan::build(
+      layer, batch, [&](int32_t q, int32_t kv) { return cut_request(layer, kernels, q, kv); },
+      device_rules(layer, facts));
+  const SharedLists lists = make_shared_lists(plan, kernels.few_rows_sm90);
+  std::set<std::string> texts;
+  const int64_t num_rows = int64_t{q_len} * layer.group_size();
+  const auto add = [&](size_t num_items) {
+    if (num_items == 0) return;
+    const bool few_items = static_cast<int32_t>(num_items) <= facts.num_multiprocessors;
+    texts.insert(jit::key_text(forward_source(layer, forward_key(layer, facts, {num_rows, few_items, false, true}))));
+  };
+  add(lists.sm80.size());
+  for (const auto& items : lists.sm90) add(items.size());
+  return texts;
+}
+
+TEST(select, kernels_for_rows_of_several_requests_are_traced_and_each_is_reached) {
+  for (const char* arch : {"sm_90a", "sm_80"}) {
+    const DeviceFacts facts = facts_of(arch);
+    LayerSpec layer = gpu_layer(8, 2, 128);
+    layer.cache = CacheSpec{16};
+    const std::set<std::string> traced = texts_of(reachable_sources(layer, facts, {}));
+    std::set<std::string> reached;
+    for (int32_t q_len = 1; q_len <= 9; ++q_len) {
+      for (const int32_t num_requests : {3, 400})
+        reached.merge(sources_of_shared_rows(layer, facts, q_len, num_requests));
+    }
+    EXPECT_TRUE(std::includes(traced.begin(), traced.end(), reached.begin(), reached.end()));
+    LayerSpec dense = layer;
+    dense.cache.reset();
+    // Tiles of 4, 8 and 16 rows; of the first, launches of few and of many items are one kernel.
+    EXPECT_EQ(reached.size(), facts.arch == "sm_90a" ? 5U : 1U);
+    const auto num_forward = [&](const LayerSpec& of) {
+      const auto sources = reachable_sources(of, facts, {});
+      return std::count_if(sources.begin(), sources.end(),
+                           [](const jit::Source& source) { return source.name.starts_with("forward"); });
+    };
+    EXPECT_EQ(num_forward(layer), num_forward(dense) + static_cast<int64_t>(reached.size()));
+  }
 }
 
 struct Lengths {

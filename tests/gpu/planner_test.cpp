@@ -253,6 +253,33 @@ TEST_F(gpu_planner, casebook_083_one_captured_step_serves_every_batch) {
   }
 }
 
+// Batches that share prefixes and others, in turn: the launches for rows of several requests are captured, too.
+TEST_F(gpu_planner, one_captured_step_serves_batches_that_share_prefixes) {
+  const PlanLimits limits = {
+      .max_requests = 12, .max_tokens = 24, .max_query_len = 2, .max_seq_len = 5000, .num_pages = 4000};
+  for (const Kind& k : {kind("sm90", {4, 1, 128}, 16, mask::causal(), limits),
+                        kind("sm80", {4, 1, 72}, 16, mask::sliding_window(2000), limits)}) {
+    CapturedStep step(k.layer, k.limits);
+    for (int32_t i = 0; i < 14; ++i) {
+      tools::Draw draw(12, i);
+      tools::Case c;
+      c.seed = 12;
+      c.index = i;
+      c.layer = k.layer;
+      PrefixGroup all{{}, static_cast<int32_t>(16 * (draw.one_in(4) ? 0 : draw.range(40, 110)))};
+      const int64_t num_requests = draw.range(1, limits.max_requests);
+      for (int32_t r = 0; r < num_requests; ++r) {
+        const auto q_len = static_cast<int32_t>(draw.range(1, 2));
+        c.requests.push_back({q_len, all.num_tokens + q_len + static_cast<int32_t>(draw.range(0, 700))});
+        all.requests.push_back(r);
+      }
+      if (all.num_tokens > 0 && num_requests > 1) c.prefix_groups = {all};
+      c.prefix_sharing = draw.one_in(3) ? PrefixSharing::automatic : PrefixSharing::always;
+      ASSERT_EQ(step.failure_of(c), "") << k.name << ", batch " << i << ": " << tools::describe(c);
+    }
+  }
+}
+
 // A batch's index arrays on the device, each in memory for the largest batch.
 class DeviceBatchArrays {
  public:

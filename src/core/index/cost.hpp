@@ -19,6 +19,8 @@ struct DeviceCosts {
   int32_t many_rows_tile = 1;
   double item_seconds = 0;  // to start and end an item
   double step_seconds = 0;  // to start and end a forward call
+  // More of it where items are shared by several requests: launches of their own, states that join through memory.
+  double shared_seconds = 0;
 };
 
 // Numbers that all items of a layer have in common.

@@ -12,12 +12,15 @@ constexpr int kWarpSize = 32;
 constexpr int kBoxKeys = 16;  // keys of one tensor copy and of one mma tile
 constexpr int kSmemAlignment = 1024;
 constexpr int kMaxSmemBytes = 227 * 1024;
+constexpr int kSmemOfSm = 228 * 1024;
+constexpr int kReservedBytes = 1024;  // of a CTA, by the system
 constexpr int kMaxClusterSplits = 8;
 constexpr int kMaxSplits = 64;
 constexpr int kQueryBytes =
     2;  // of an element: queries are multiplied in 16 bits, whatever keys and values are kept in
 constexpr int kBarrierBytes = 8;
 constexpr int kTurnBytes = 16;
+constexpr int kItemBytes = 64;
 
 QKV_HOST_DEVICE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 QKV_HOST_DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
@@ -80,11 +83,12 @@ struct SmemLayout {
   int barriers;  // [num_warps, num_stages] for keys, the same for values, one for received states
   int flag;
   int turn;  // few_rows::CtaTurn
+  int item;  // FewRowsItem, where rows are shared
   int total_bytes;
 };
 
 QKV_HOST_DEVICE constexpr SmemLayout smem_layout(const KeyValueShape& kv, int tile_q, int tile_kv, int warps,
-                                                 int stages, int cluster_size) {
+                                                 int stages, int cluster_size, int request_tile_q) {
   constexpr int kFloat = static_cast<int>(sizeof(float));
   const int stage = stage_bytes(kv.key_bytes(), tile_kv) + stage_bytes(kv.value_bytes(), tile_kv);
   const bool in_smem = query_in_smem(tile_q, kv.head_dim);
@@ -95,14 +99,15 @@ QKV_HOST_DEVICE constexpr SmemLayout smem_layout(const KeyValueShape& kv, int ti
   layout.query = warps * layout.warp_bytes;
   layout.query_factors = layout.query + (in_smem ? tile_q * kv.head_dim * kQueryBytes : 0);
   layout.states = layout.query_factors + (in_smem && kv.element_bytes == 1 ? tile_q * kFloat : 0);
-  layout.scales = layout.states + (num_lanes(tile_q, kv.head_dim_v) - warps) * layout.state_bytes;
+  layout.scales = layout.states + (num_lanes(request_tile_q, kv.head_dim_v) - warps) * layout.state_bytes;
   layout.received = layout.scales + (kv.token_scales ? warps * stages * 2 * tile_kv * kFloat : 0);
   // A share is rounded up to whole vectors, once a split.
   layout.received_lse = layout.received + (clustered ? (tile_q * kv.head_dim_v / 4 + cluster_size) * 4 * kFloat : 0);
   layout.barriers = layout.received_lse + (clustered ? cluster_size * tile_q * kFloat : 0);
   layout.flag = layout.barriers + (2 * warps * stages + 1) * kBarrierBytes;
   layout.turn = layout.flag + kBarrierBytes;
-  layout.total_bytes = layout.turn + kTurnBytes;
+  layout.item = layout.turn + kTurnBytes;
+  layout.total_bytes = layout.item + (request_tile_q < tile_q ? kItemBytes : 0);
   return layout;
 }
 
@@ -155,14 +160,12 @@ QKV_HOST_DEVICE constexpr int num_stages(const KeyValueShape& kv, int tile_q, bo
 }
 
 QKV_HOST_DEVICE constexpr int sm_bytes(const KeyValueShape& kv, int tile_q, const LaunchShape& launch) {
-  constexpr int kReservedBytes = 1024;  // a CTA's, the driver's own
   return launch.min_ctas * (kReservedBytes + smem_layout(kv, tile_q, tile_keys(kv, tile_q), launch.num_warps,
-                                                         launch.num_stages, kMaxClusterSplits)
+                                                         launch.num_stages, kMaxClusterSplits, tile_q)
                                                  .total_bytes);
 }
 
 QKV_HOST_DEVICE constexpr LaunchShape launch_shape(const KeyValueShape& kv, int tile_q, bool few_items) {
-  constexpr int kSmemOfSm = 228 * 1024;
   const int lanes = num_lanes(tile_q, kv.head_dim_v);
   LaunchShape launch = few_items ? LaunchShape{lanes, 1, 1} : LaunchShape{4, 1, 3};
   if (!few_items) {
@@ -172,6 +175,20 @@ QKV_HOST_DEVICE constexpr LaunchShape launch_shape(const KeyValueShape& kv, int 
   launch.num_stages = num_stages(kv, tile_q, few_items, launch.num_warps * launch.min_ctas);
   while (launch.min_ctas > 1 && sm_bytes(kv, tile_q, launch) > kSmemOfSm) --launch.min_ctas;
   while (launch.num_stages > 1 && sm_bytes(kv, tile_q, launch) > kSmemOfSm) --launch.num_stages;
+  return launch;
+}
+
+// A CTA whose items hold the rows of several requests, max_rows of them, over keys that these have in common. Each
+// request's rows keep the arithmetic that they have alone: tile_keys, num_lanes and chains of products are those of its
+// own tile, request_tile_q. Rows fill the registers, so that an SM holds 8 warps: one CTA of 8 lanes, or two of 4.
+QKV_HOST_DEVICE constexpr LaunchShape shared_launch_shape(const KeyValueShape& kv, int request_tile_q, bool few_items) {
+  const int lanes = num_lanes(request_tile_q, kv.head_dim_v);
+  LaunchShape launch{lanes, 2, lanes == 8 || few_items ? 1 : 2};
+  const int tile_kv = tile_keys(kv, request_tile_q);
+  const int bytes = kReservedBytes + smem_layout(kv, max_rows(kv.head_dim_v), tile_kv, launch.num_warps,
+                                                 launch.num_stages, 1, request_tile_q)
+                                         .total_bytes;
+  if (launch.min_ctas * bytes > kSmemOfSm) launch.num_stages = 1;
   return launch;
 }
 

@@ -51,6 +51,7 @@ struct RequestCut {
   int tokens;      // new tokens of an item, at most
   int tile_kv;     // segments begin at its multiples
   int split_keys;  // splits end at its multiples; kNoSplit = no split
+  int tile_q = 0;  // which of the kernel's ways with so many rows; 0 = it has one for all
 };
 
 // An engine's two kernels, as the rules above see them.

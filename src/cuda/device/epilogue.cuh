@@ -44,13 +44,15 @@ struct RowTarget {
   long long lse_offset;  // in lse or state_lse
   RowEnd end;
 
+  template <int kHeadDimV>
+  static __device__ __forceinline__ RowTarget of_state(long long state_row, float max, float sum) {
+    return {true, state_row * kHeadDimV, state_row, end_row(max, sum, negative_infinity())};
+  }
+
   template <int kGroupSize, int kHeadDimV>
   static __device__ __forceinline__ RowTarget of(const ForwardParams& params, const SeqInfo& seq, const WorkItem& item,
                                                  int row, float max, float sum) {
-    if (item.state_row >= 0) {
-      const long long state_row = item.state_row + row;
-      return {true, state_row * kHeadDimV, state_row, end_row(max, sum, negative_infinity())};
-    }
+    if (item.state_row >= 0) return of_state<kHeadDimV>(item.state_row + row, max, sum);
     const RowInfo info = RowInfo::of<kGroupSize>(item, row);
     const float sink = params.sinks != nullptr ? params.sinks[info.q_head] : negative_infinity();
     const long long token = seq.token_begin + info.query;

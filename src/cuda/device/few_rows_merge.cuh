@@ -141,17 +141,23 @@ __device__ __forceinline__ float* lane_state(char* smem, int key_lane) {
 // One item's end. Vectors are 4 elements of a row; vector v = row·kRowVectors + d/4.
 class ItemEnd {
  public:
-  // value_scale: of all values of the item, 1 where they have none in common.
-  __device__ __forceinline__ ItemEnd(const FewRowsParams& params, const FewRowsItem& item, char* smem,
-                                     float value_scale)
+  // tokens: of shared rows. value_scale: of all values of the item, 1 where they have none in common.
+  __device__ __forceinline__ ItemEnd(const FewRowsParams& params, const FewRowsItem& item, const SharedToken* tokens,
+                                     char* smem, float value_scale)
       : params_(params),
         item_(item),
+        tokens_(tokens),
         smem_(smem),
         value_scale_(value_scale),
         rows_((item.query_end - item.query_begin) * key::group_size) {}
 
   // After a barrier behind the last store of a lane's state.
   __device__ __forceinline__ void run() {
+    if constexpr (kSharedRows) {
+      for_each_vector([&](int v) { store_state(v, join_lanes(v)); });
+      join_runs_by_tickets();
+      return;
+    }
     if (item_.num_splits == 1) {
       for_each_vector([&](int v) { finish(v, join_lanes(v)); });
       return;
@@ -214,7 +220,11 @@ class ItemEnd {
   }
 
   __device__ __forceinline__ void store_state(int v, const State& state) const {
-    const long long row = static_cast<long long>(item_.state_row) + v / kRowVectors;
+    long long row = static_cast<long long>(item_.state_row) + v / kRowVectors;
+    if constexpr (kSharedRows) {
+      const int own_row = v / kRowVectors;
+      row = static_cast<long long>(tokens_[own_row / key::group_size].state_row) + own_row % key::group_size;
+    }
     const int d = v % kRowVectors * 4;
     *reinterpret_cast<float4*>(params_.forward.state_out + row * key::head_dim_v + d) = state.mean;
     if (d == 0) params_.forward.state_lse[row] = state.lse;
@@ -225,14 +235,50 @@ class ItemEnd {
   __device__ __forceinline__ void join_by_ticket() const {
     int* is_last = reinterpret_cast<int*>(smem_ + kLayout.flag);
     __syncthreads();
-    if (threadIdx.x == 0) {
-      int* ticket = params_.tickets + item_.ticket;
-      *is_last = ptx::atomic_add_acq_rel(ticket, 1) == item_.num_splits - 1;
-      if (*is_last) *ticket = 0;
+    if (threadIdx.x == 0) *is_last = is_last_to_arrive(item_.ticket, item_.num_splits);
+    __syncthreads();
+    if (*is_last) join_stored_states();
+  }
+
+  __device__ __forceinline__ bool is_last_to_arrive(int ticket, int num_splits) const {
+    int* arrivals = params_.tickets + ticket;
+    const bool is_last = ptx::atomic_add_acq_rel(arrivals, 1) == num_splits - 1;
+    if (is_last) *arrivals = 0;
+    return is_last;
+  }
+
+  // The same for each request of shared rows: a thread each draws the tickets, then the CTA joins what it has to.
+  __device__ __forceinline__ void join_runs_by_tickets() const {
+    unsigned* last_of = reinterpret_cast<unsigned*>(smem_ + kLayout.flag);  // bit t: of the run that begins at token t
+    const int num_tokens = item_.query_end - item_.query_begin;
+    __syncthreads();
+    if (threadIdx.x < shape::kWarpSize) {
+      const int t = threadIdx.x;
+      bool is_last = false;
+      if (t < num_tokens && tokens_[t].run_tokens > 0) {
+        is_last = is_last_to_arrive(tokens_[t].ticket, tokens_[t].num_splits);
+      }
+      const unsigned bits = __ballot_sync(0xffffffff, is_last);
+      if (t == 0) *last_of = bits;
     }
     __syncthreads();
-    if (!*is_last) return;
+#pragma unroll 1
+    for (unsigned rest = *last_of; rest != 0; rest &= rest - 1) {
+      const SharedToken& first = tokens_[__ffs(rest) - 1];
+      FewRowsItem run = item_;
+      run.query_begin = 0;
+      run.query_end = first.run_tokens;
+      run.query_token = first.token;
+      run.state_row = first.state_row;
+      run.split = first.split;
+      run.num_splits = first.num_splits;
+      ItemEnd(params_, run, nullptr, smem_, value_scale_).join_stored_states();
+      __syncthreads();  // the next run's LSEs lie where this one's did
+    }
+  }
 
+  // All states of these rows, which lie one after another.
+  __device__ __forceinline__ void join_stored_states() const {
     const long long first_row = static_cast<long long>(item_.state_row) - item_.split * rows_;
     float* lse = reinterpret_cast<float*>(smem_);  // [num_splits, rows], over what the lanes left
     for (int i = threadIdx.x; i < item_.num_splits * rows_; i += kThreads) {
@@ -291,6 +337,7 @@ class ItemEnd {
 
   const FewRowsParams& params_;
   const FewRowsItem& item_;
+  const SharedToken* tokens_;  // of the item, where its rows are shared
   char* smem_;
   const float value_scale_;
   const int rows_;

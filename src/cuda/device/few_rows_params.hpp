@@ -29,6 +29,8 @@ struct alignas(64) FewRowsItem {
 //   num_splits 0              writes its state to state_row
 //   num_splits n, ticket >= 0 writes its state; whoever is last joins the n states, which lie one after another
 //   num_splits n, ticket -1   items i - split … i - split + n - 1 lie in one cluster and exchange their states there
+// Of shared rows (a launch of its own): queries [query_begin, query_end) are tokens query_token … of the launch's
+// SharedTokens, which say where the states of each run go and by which ticket they join. `request` is one of theirs.
 struct FewRowsParams {
   ForwardParams forward;  // its `items` and `num_items` are not used
   const FewRowsItem* items;

@@ -23,14 +23,18 @@ constexpr bool kRescalesQuery = kFloat8 && key::is_bf16;
 struct ItemRows {
   const ForwardParams& params;
   const FewRowsItem& item;
+  const SharedToken* tokens;  // of the item, where its rows are shared
 
   __device__ __forceinline__ int count() const { return (item.query_end - item.query_begin) * key::group_size; }
   __device__ __forceinline__ int query_of(int row) const { return item.query_begin + row / key::group_size; }
   __device__ __forceinline__ int head_of(int row) const {
     return item.kv_head * key::group_size + row % key::group_size;
   }
+  // Where rows are shared; of a row that exists.
+  __device__ __forceinline__ const SharedToken& token_of(int row) const { return tokens[row / key::group_size]; }
   __device__ __forceinline__ const unsigned* words_of(int row) const {
-    const long long token = item.query_token + row / key::group_size;
+    long long token = item.query_token + row / key::group_size;
+    if constexpr (kSharedRows) token = token_of(min(row, count() - 1)).token;
     const long long element = token * params.query_token_stride + head_of(row) * params.query_head_stride;
     return reinterpret_cast<const unsigned*>(static_cast<const unsigned short*>(params.query) + element);
   }

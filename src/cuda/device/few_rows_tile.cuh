@@ -15,13 +15,15 @@ constexpr bool kMathBf16 = key::is_bf16 && !kFloat8;  // else f16, which holds e
 constexpr int kElementBytes = size_of(key::kv_dtype);
 constexpr shape::KeyValueShape kKeyValue{key::head_dim, key::head_dim_v, kElementBytes, key::token_scales};
 constexpr int kThreads = key::num_warps * shape::kWarpSize;
-constexpr int kNumLanes = shape::num_lanes(key::tile_q, key::head_dim_v);
+constexpr bool kSharedRows = key::request_tile_q < key::tile_q;  // an item's rows are of several requests
+constexpr int kNumLanes = shape::num_lanes(key::request_tile_q, key::head_dim_v);
 constexpr int kTileKeys = key::tile_kv;
 constexpr int kBoxes = kTileKeys / shape::kBoxKeys;
 constexpr bool kPaged = key::page_size > 0;
 constexpr bool kCopyBoxes = key::page_size % shape::kBoxKeys == 0;  // dense keys, too
 constexpr shape::SmemLayout kLayout =
-    shape::smem_layout(kKeyValue, key::tile_q, key::tile_kv, key::num_warps, key::num_stages, key::cluster_size);
+    shape::smem_layout(kKeyValue, key::tile_q, key::tile_kv, key::num_warps, key::num_stages, key::cluster_size,
+                       key::request_tile_q);
 constexpr int kReceivedBarrier = kLayout.barriers + 2 * key::num_warps * key::num_stages * shape::kBarrierBytes;
 
 using KeyBox = index::SwizzledTile<kKeyValue.key_bytes(), shape::kBoxKeys>;

@@ -5,7 +5,9 @@
 //
 // The text before this file: namespace qkv::cuda::key with
 //   is_bf16, query_dtype, kv_dtype, token_scales, out_dtype, head_dim, head_dim_v, group_size, page_size, softcap,
-//   alibi, mask, mask_by_head, num_mask_operands, mask_scope, tile_q, tile_kv
+//   alibi, mask, mask_by_head, num_mask_operands, mask_scope, tile_q, tile_kv, and
+//   shared_rows  1: an item's rows are of several requests: queries [query_begin, query_end) are those of the launch's
+//                SharedTokens, which say where their states go; `request` is one of theirs, whose scales are all theirs
 // then #include "mask_tile.cuh" and, where key::mask, the function visible() in qkv::cuda.
 #pragma once
 
@@ -108,14 +110,27 @@ __device__ __forceinline__ RowFacts& facts_of(const Memory& memory, int row) {
   return *reinterpret_cast<RowFacts*>(memory.pointer + row * kKeyRowBytes + kShape.padded(key::head_dim) * 2);
 }
 
+// The token that row `row` of an item belongs to, where its rows are shared.
+__device__ __forceinline__ const SharedToken& token_of(const SharedToken* tokens, const WorkItem& item, int row) {
+  return tokens[item.query_begin + row / key::group_size];
+}
+
 // Rows behind the item's last are computed like it, and never stored.
-__device__ __forceinline__ void find_facts(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
-                                           int row_begin, int num_rows, const Memory& memory) {
+__device__ __forceinline__ void find_facts(const ForwardParams& params, const WorkItem& item, const SharedToken* tokens,
+                                           const SeqInfo& seq, int row_begin, int num_rows, const Memory& memory) {
   for (int row = threadIdx.x; row < key::tile_q; row += kWarps * 32) {
-    RowFacts facts{RowInfo::of<key::group_size>(item, min(row_begin + row, num_rows - 1)), 0, 0.0F};
+    const int existing = min(row_begin + row, num_rows - 1);
+    RowFacts facts{RowInfo::of<key::group_size>(item, existing), 0, 0.0F};
     facts.q_pos = seq.q_pos(facts.info.query);
+    int request = item.request;
+    if constexpr (key::shared_rows) {
+      const SharedToken& token = token_of(tokens, item, existing);
+      facts.info.query = token.query;
+      facts.q_pos = token.position;
+      request = token.request;
+    }
     if constexpr (key::alibi) {
-      const float* slopes = params.alibi_slopes + item.request * params.alibi_request_stride;
+      const float* slopes = params.alibi_slopes + request * params.alibi_request_stride;
       facts.slope = slopes[facts.info.q_head] * kLog2e;
     }
     facts_of(memory, row) = facts;
@@ -139,8 +154,8 @@ __device__ __forceinline__ uint4 widen_query_chunk(const char* bytes) {
 }
 
 // Rows behind the item's last become zero.
-__device__ __forceinline__ void load_query(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
-                                           int row_begin, int num_rows, const Memory& memory) {
+__device__ __forceinline__ void load_query(const ForwardParams& params, const WorkItem& item, const SharedToken* tokens,
+                                           const SeqInfo& seq, int row_begin, int num_rows, const Memory& memory) {
   constexpr int kChunks = key::head_dim / 8;
   const char* query = static_cast<const char*>(params.query);
   for (int index = threadIdx.x; index < key::tile_q * kChunks; index += kWarps * 32) {
@@ -148,8 +163,9 @@ __device__ __forceinline__ void load_query(const ForwardParams& params, const Wo
     const int chunk = index % kChunks;
     const bool used = row_begin + row < num_rows;
     const RowInfo info = RowInfo::of<key::group_size>(item, used ? row_begin + row : 0);
-    const long long offset =
-        (seq.token_begin + info.query) * params.query_token_stride + info.q_head * params.query_head_stride;
+    int token = seq.token_begin + info.query;
+    if constexpr (key::shared_rows) token = token_of(tokens, item, used ? row_begin + row : 0).token;
+    const long long offset = token * params.query_token_stride + info.q_head * params.query_head_stride;
     const int place = row * kKeyRowBytes + chunk * kChunkBytes;
     if constexpr (kFloat8Query) {
       *reinterpret_cast<uint4*>(memory.pointer + place) =
@@ -399,10 +415,19 @@ __device__ __forceinline__ void join_warps(const Memory& memory, int warp_q, int
   }
 }
 
-__device__ __forceinline__ void store_row(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
-                                          int row, int i, int column_begin, const RowTile& tile) {
-  RowTarget target =
-      RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, tile.softmax.max[i], tile.softmax.sum[i]);
+__device__ __forceinline__ RowTarget target_of(const ForwardParams& params, const WorkItem& item,
+                                               const SharedToken* tokens, const SeqInfo& seq, int row, float max,
+                                               float sum) {
+  if constexpr (key::shared_rows) {
+    const long long state_row = token_of(tokens, item, row).state_row + row % key::group_size;
+    return RowTarget::of_state<key::head_dim_v>(state_row, max, sum);
+  }
+  return RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, max, sum);
+}
+
+__device__ __forceinline__ void store_row(const ForwardParams& params, const WorkItem& item, const SharedToken* tokens,
+                                          const SeqInfo& seq, int row, int i, int column_begin, const RowTile& tile) {
+  RowTarget target = target_of(params, item, tokens, seq, row, tile.softmax.max[i], tile.softmax.sum[i]);
   if constexpr (kFloat8) {
     target.end.factor *= key::token_scales ? 1.0F / kWeightBoost : uniform_scale(params.value_scale, item);
   }
@@ -417,8 +442,9 @@ __device__ __forceinline__ void store_row(const ForwardParams& params, const Wor
 }
 
 // Rows [row_begin, row_begin + tile_q) of the item and output columns [column_begin, column_begin + kColumns).
-__device__ __forceinline__ void attend(const ForwardParams& params, const WorkItem& item, const SeqInfo& seq,
-                                       int row_begin, int num_rows, int column_begin, const Memory& memory) {
+__device__ __forceinline__ void attend(const ForwardParams& params, const WorkItem& item, const SharedToken* tokens,
+                                       const SeqInfo& seq, int row_begin, int num_rows, int column_begin,
+                                       const Memory& memory) {
   const int warp = threadIdx.x / 32;
   const int warp_q = warp % kWarpsQ;
   const int warp_kv = warp / kWarpsQ;
@@ -427,7 +453,15 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   // The thread's row i of the warp's m16 tile m, within the query tile.
   const auto row_at = [&](int m, int i) { return warp_row + m * 16 + i * 8 + ptx::lane_id() / 4; };
   const auto row_of = [&](int m, int i) { return facts_of(memory, row_at(m, i)); };
-  const MaskContext context(params, seq, item.request);
+  const MaskContext item_context(params, seq, item.request);
+  const auto context_of = [&](int m, int i) {
+    if constexpr (key::shared_rows) {
+      const int request = token_of(tokens, item, min(row_begin + row_at(m, i), num_rows - 1)).request;
+      return MaskContext(params, SeqInfo(params, request), request);
+    } else {
+      return item_context;
+    }
+  };
 
   const long long first_token = key::page_size > 0 ? 0 : seq.key_begin;
   const auto data_of = [&](const KeyValueLayout& layout, int column) {
@@ -459,8 +493,8 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   KeyTile tile = walk.next<key::tile_kv>(params.segments);
   lookup.find(tile);
   clear_padding(memory);
-  find_facts(params, item, seq, row_begin, num_rows, memory);
-  load_query(params, item, seq, row_begin, num_rows, memory);
+  find_facts(params, item, tokens, seq, row_begin, num_rows, memory);
+  load_query(params, item, tokens, seq, row_begin, num_rows, memory);
   if (tile.exists()) load(tile, 0);
   ptx::cp_async_commit();
   KeyTile next = walk.next<key::tile_kv>(params.segments);
@@ -505,7 +539,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
       }
       if (!all_visible) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) hide(context, row_of(m, i), i, tile, first_key, scores[m]);
+        for (int i = 0; i < 2; ++i) hide(context_of(m, i), row_of(m, i), i, tile, first_key, scores[m]);
       }
       float decay[2];
       tiles[m].softmax.update(scores[m], factor, decay);
@@ -525,7 +559,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
         for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
-            add_nonfinite(context, row_of(m, i), i, tile, warp_key, stage_values, tiles[m].out);
+            add_nonfinite(context_of(m, i), row_of(m, i), i, tile, warp_key, stage_values, tiles[m].out);
           }
         }
         __syncthreads();
@@ -545,7 +579,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = row_begin + row_at(m, i);
-      if (row < num_rows) store_row(params, item, seq, row, i, column_begin, tiles[m]);
+      if (row < num_rows) store_row(params, item, tokens, seq, row, i, column_begin, tiles[m]);
     }
   }
 }
@@ -554,7 +588,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
 
 // Grid: at most one CTA an item, kShape.num_threads() threads, kShape.smem_bytes() of dynamic shared memory.
 extern "C" __global__ void __launch_bounds__(sm80::kShape.num_threads(), 1)
-    forward_sm80(const __grid_constant__ ForwardParams params) {
+    forward_sm80(const __grid_constant__ ForwardParams params, const SharedToken* shared_tokens) {
   extern __shared__ __align__(128) char shared_memory[];
   const sm80::Memory memory{shared_memory, ptx::shared_address(shared_memory)};
   const int num_items = *params.num_items;
@@ -565,7 +599,7 @@ extern "C" __global__ void __launch_bounds__(sm80::kShape.num_threads(), 1)
     const int num_rows = (item.query_end - item.query_begin) * key::group_size;
     for (int row_begin = 0; row_begin < num_rows; row_begin += key::tile_q) {
       for (int column_begin = 0; column_begin < key::head_dim_v; column_begin += sm80::kColumns) {
-        sm80::attend(params, item, seq, row_begin, num_rows, column_begin, memory);
+        sm80::attend(params, item, shared_tokens, seq, row_begin, num_rows, column_begin, memory);
         ptx::cp_async_wait<0>();
         __syncthreads();  // before the memory is filled again
       }

@@ -7,10 +7,11 @@
 //
 // Asks of the prologue, besides the common constants: tile_q (4, 8, 16 or 32 rows), tile_kv (keys of a warp's tile),
 // num_warps (divides num_lanes), num_stages (of each ring), min_ctas (of an SM), cluster_size (1: splits join by
-// tickets only, or 8), takes_turns (0: the grid has a CTA an item, and each ends with it). head_dim and head_dim_v:
-// multiples of 16 up to 256. Segments begin at multiples of tile_kv. Grid: a CTA an item, or fewer that take turns, in
-// clusters of cluster_size. Dynamic shared memory: index::few_rows::smem_layout(...).total_bytes. Bits of a row: see
-// the shape header; warps, stages, CTAs of an SM and clusters don't enter them.
+// tickets only, or 8), takes_turns (0: the grid has a CTA an item, and each ends with it), request_tile_q (tile_q;
+// less: an item holds rows of several requests, each with the arithmetic of such a tile alone). head_dim and
+// head_dim_v: multiples of 16 up to 256. Segments begin at multiples of tile_kv. Grid: a CTA an item, or fewer that
+// take turns, in clusters of cluster_size. Dynamic shared memory: index::few_rows::smem_layout(...).total_bytes. Bits
+// of a row: see the shape header; warps, stages, CTAs of an SM and clusters don't enter them.
 #pragma once
 
 #include "few_rows_loads.cuh"
@@ -28,6 +29,7 @@
 
 namespace qkv::cuda::few_rows {
 
+constexpr int kRequestBlocks = shape::num_row_blocks(key::request_tile_q);
 constexpr int kLoadSteps = shape::steps_of_load(kElementBytes);  // products that one ldmatrix feeds
 constexpr int kKeyLoads = (kKeySteps + kLoadSteps - 1) / kLoadSteps;
 constexpr int kValueSteps = key::head_dim_v / 16;
@@ -50,8 +52,13 @@ static_assert(kValueSteps % kLoadSteps == 0 ||
 // lane/4 + 8·(i/2), or dimension value_dim(i/2), row 2·(lane%4) + i%2.
 class WarpRows {
  public:
-  __device__ __forceinline__ WarpRows(const FewRowsParams& params, const FewRowsItem& item, char* smem, int lane)
-      : params_(params.forward), item_(item), rows_{params.forward, item}, lane_(lane), query_(rows_, smem, lane) {
+  __device__ __forceinline__ WarpRows(const FewRowsParams& params, const FewRowsItem& item, const SharedToken* tokens,
+                                      char* smem, int lane)
+      : params_(params.forward),
+        item_(item),
+        rows_{params.forward, item, tokens},
+        lane_(lane),
+        query_(rows_, smem, lane) {
     const shape::LoadRow key_row = shape::key_load_row(lane_);
     const shape::LoadRow value_row = shape::value_load_row(kElementBytes, lane_);
     key_lane_offset_ = KeyBox::offset(key_row.key, key_row.unit);
@@ -77,7 +84,7 @@ class WarpRows {
   }
 
   __device__ __forceinline__ void load_query() {
-    if constexpr (key::alibi) load_slopes();
+    if constexpr (key::alibi && !kSharedRows) load_slopes();
     query_.load();
   }
 
@@ -86,46 +93,19 @@ class WarpRows {
 
   // scores = query · key of the tile in log2 units, hidden ones -infinity. seen_ has a bit for each that is visible.
   __device__ __forceinline__ void multiply_keys(unsigned keys, const float* key_scales, const TileCursor& tile) {
-    // A product waits for itself at every step: with few products at once, steps are summed apart.
-    constexpr int kChains = kBoxes * kBlocks < 4 ? 4 / (kBoxes * kBlocks) : 1;
-    float sums[kChains][kBoxes][kBlocks][4] = {};
+    if constexpr (kSharedRows && kBoxes == 2) {
+      // Box after box: the sums of both would fill the registers. Unrolled, they would be interleaved.
+#pragma unroll 1
+      for (int box = 0; box < 2; ++box) {
 #pragma unroll
-    for (int load = 0; load < kKeyLoads; ++load) {
-      unsigned query[kLoadSteps][kBlocks][2];
+        for (int n = 0; n < kBlocks; ++n) {
 #pragma unroll
-      for (int half = 0; half < kLoadSteps; ++half) {
-        if (load * kLoadSteps + half < kKeySteps) query_.take(load * kLoadSteps + half, query[half]);
-      }
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) {
-        unsigned words[4];
-        ptx::ldmatrix_x4(words, KeyBox::address(keys + key_lane_offset_ + box * KeyBox::kBytes, load));
-#pragma unroll
-        for (int half = 0; half < kLoadSteps; ++half) {
-          const int step = load * kLoadSteps + half;
-          if (step >= kKeySteps) break;
-          unsigned key_fragment[4];
-          make_key_fragment(words, half, key_fragment);
-#pragma unroll
-          for (int n = 0; n < kBlocks; ++n) {
-            ptx::mma_m16n8k16<kMathBf16>(sums[step % kChains][box][n], key_fragment, query[half][n][0],
-                                         query[half][n][1]);
-          }
+          for (int i = 0; i < 4; ++i) scores_[0][n][i] = scores_[1][n][i];
         }
+        multiply_boxes<1>(keys + box * KeyBox::kBytes, 1);
       }
-    }
-#pragma unroll
-    for (int box = 0; box < kBoxes; ++box) {
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          float score = sums[0][box][n][i];
-#pragma unroll
-          for (int chain = 1; chain < kChains; ++chain) score += sums[chain][box][n][i];
-          scores_[box][n][i] = score;
-        }
-      }
+    } else {
+      multiply_boxes<kBoxes>(keys, 0);
     }
     apply_terms(key_scales, tile);
     if (is_edge(tile)) [[unlikely]]
@@ -236,8 +216,59 @@ class WarpRows {
   }
 
  private:
+  // The keys of kCount boxes; scores of box `first` and those behind it.
+  template <int kCount>
+  __device__ __forceinline__ void multiply_boxes(unsigned keys, int first) {
+    // A product waits for itself at every step: with few products at once, steps are summed apart.
+    constexpr int kProducts = kBoxes * kRequestBlocks;
+    constexpr int kChains = kProducts < 4 ? 4 / kProducts : 1;
+    float sums[kChains][kCount][kBlocks][4] = {};
+#pragma unroll
+    for (int load = 0; load < kKeyLoads; ++load) {
+      unsigned query[kLoadSteps][kBlocks][2];
+#pragma unroll
+      for (int half = 0; half < kLoadSteps; ++half) {
+        if (load * kLoadSteps + half < kKeySteps) query_.take(load * kLoadSteps + half, query[half]);
+      }
+#pragma unroll
+      for (int box = 0; box < kCount; ++box) {
+        unsigned words[4];
+        ptx::ldmatrix_x4(words, KeyBox::address(keys + key_lane_offset_ + box * KeyBox::kBytes, load));
+#pragma unroll
+        for (int half = 0; half < kLoadSteps; ++half) {
+          const int step = load * kLoadSteps + half;
+          if (step >= kKeySteps) break;
+          unsigned key_fragment[4];
+          make_key_fragment(words, half, key_fragment);
+#pragma unroll
+          for (int n = 0; n < kBlocks; ++n) {
+            ptx::mma_m16n8k16<kMathBf16>(sums[step % kChains][box][n], key_fragment, query[half][n][0],
+                                         query[half][n][1]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int box = 0; box < kCount; ++box) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float score = sums[0][box][n][i];
+#pragma unroll
+          for (int chain = 1; chain < kChains; ++chain) score += sums[chain][box][n][i];
+          scores_[first + box][n][i] = score;
+        }
+      }
+    }
+  }
+
   static __device__ __forceinline__ bool is_edge(const TileCursor& tile) {
     return tile.partial || tile.begin + kTileKeys > tile.end;
+  }
+
+  __device__ __forceinline__ float find_slope(int request, int head) const {
+    return params_.alibi_slopes[request * params_.alibi_request_stride + head] * kLog2e;
   }
 
   __device__ __forceinline__ void load_slopes() {
@@ -246,10 +277,24 @@ class WarpRows {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int row = 8 * n + 2 * (lane_ % 4) + e;
-        const float* slopes = params_.alibi_slopes + item_.request * params_.alibi_request_stride;
-        slope_[n][e] = row < rows_.count() ? slopes[rows_.head_of(row)] * kLog2e : 0.0F;
+        slope_[n][e] = row < rows_.count() ? find_slope(item_.request, rows_.head_of(row)) : 0.0F;
       }
     }
+  }
+
+  // Of the lane's row e of block n. Rows of several requests look theirs up for every tile: registers are full.
+  struct Alibi {
+    int q_pos;
+    float slope;  // in log2 units
+  };
+  __device__ __forceinline__ Alibi alibi_of(int n, int e) const {
+    const int row = 8 * n + 2 * (lane_ % 4) + e;
+    if constexpr (kSharedRows) {
+      const int existing = min(row, rows_.count() - 1);
+      const SharedToken& token = rows_.token_of(existing);
+      return {token.position, find_slope(token.request, rows_.head_of(existing))};
+    }
+    return {rows_.query_of(row) + item_.cached_keys, slope_[n][e]};
   }
 
   // Two dimensions of a row, in what its sums are in units of.
@@ -314,10 +359,10 @@ class WarpRows {
           if constexpr (key::token_scales) score *= token_scale(key_scales, box, i / 2);
           if constexpr (key::softcap) score = tanh_by_exp2(score) * params_.softcap_log2;
           if constexpr (key::alibi) {
-            const int q_pos = rows_.query_of(8 * n + 2 * (lane_ % 4) + i % 2) + item_.cached_keys;
+            const Alibi row = alibi_of(n, i % 2);
             const int shown = tile.begin + box * shape::kBoxKeys + lane_ / 4 + i / 2 * 8;
             const int kv_pos = kv_pos_of(params_.rank, SeqInfo(0, 0, item_.cached_keys, 0), shown);
-            score = __fmaf_rn(-slope_[n][i % 2], static_cast<float>(abs(q_pos - kv_pos)), score);
+            score = __fmaf_rn(-row.slope, static_cast<float>(abs(row.q_pos - kv_pos)), score);
           }
           scores_[box][n][i] = score;
         }
@@ -325,30 +370,49 @@ class WarpRows {
     }
   }
 
+  // Asks the mask for each of the lane's elements. is_seen(row, shown key).
+  template <typename IsSeen>
+  __device__ __forceinline__ void ask(const TileCursor& tile, IsSeen is_seen) {
+#pragma unroll 1
+    for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
+      const int row = row_of(bit);
+      if (row >= rows_.count() || key_of(tile, bit) >= tile.end) continue;
+      seen_ |= static_cast<unsigned>(is_seen(row, key_of(tile, bit))) << bit;
+    }
+  }
+
+  __device__ __forceinline__ void ask_mask(const TileCursor& tile) {
+    if constexpr (kSharedRows) {
+      ask(tile, [&](int row, int shown) {
+        const SharedToken& token = rows_.token_of(row);
+        const MaskContext context(params_, SeqInfo(params_, token.request), token.request);
+        return is_visible(context, token.position, shown, RowInfo{token.query, rows_.head_of(row)});
+      });
+    } else {
+      const MaskContext context(params_, SeqInfo(params_, item_.request), item_.request);
+      ask(tile, [&](int row, int shown) {
+        return is_visible(context, rows_.query_of(row) + item_.cached_keys, shown,
+                          RowInfo{rows_.query_of(row), rows_.head_of(row)});
+      });
+    }
+  }
+
+  // Of the lane's element (box·kBlocks + n)·4 + i: its key among those shown, its row.
+  __device__ __forceinline__ int key_of(const TileCursor& tile, int bit) const {
+    return tile.begin + bit / (4 * kBlocks) * shape::kBoxKeys + lane_ / 4 + bit / 2 % 2 * 8;
+  }
+  __device__ __forceinline__ int row_of(int bit) const { return bit / 4 % kBlocks * 8 + 2 * (lane_ % 4) + bit % 2; }
+
   // Bit (box·kBlocks + n)·4 + i of `seen_`: the lane's element is a key of the segment that its row sees.
   __device__ __forceinline__ void hide(const TileCursor& tile) {
     seen_ = 0;
-    const auto key_of = [&](int bit) {
-      return tile.begin + bit / (4 * kBlocks) * shape::kBoxKeys + lane_ / 4 + bit / 2 % 2 * 8;
-    };
-    const auto row_of = [&](int bit) { return bit / 4 % kBlocks * 8 + 2 * (lane_ % 4) + bit % 2; };
     if constexpr (key::mask) {
-      if (tile.partial) {
-        const MaskContext context(params_, SeqInfo(params_, item_.request), item_.request);
-#pragma unroll 1
-        for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
-          const int row = row_of(bit);
-          if (row >= rows_.count() || key_of(bit) >= tile.end) continue;
-          const bool is_seen = is_visible(context, rows_.query_of(row) + item_.cached_keys, key_of(bit),
-                                          RowInfo{rows_.query_of(row), rows_.head_of(row)});
-          seen_ |= static_cast<unsigned>(is_seen) << bit;
-        }
-      }
+      if (tile.partial) ask_mask(tile);
     }
     if (!key::mask || !tile.partial) {
 #pragma unroll
       for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
-        seen_ |= static_cast<unsigned>(key_of(bit) < tile.end) << bit;
+        seen_ |= static_cast<unsigned>(key_of(tile, bit) < tile.end) << bit;
       }
     }
 #pragma unroll
@@ -526,6 +590,20 @@ __device__ __forceinline__ void start_copies(TileLoader& loader, const WarpRings
   }
 }
 
+// Rows of several requests fill the registers: their item is read where it is needed. By all threads.
+__device__ __forceinline__ FewRowsItem& item_in_smem(char* smem) {
+  return *reinterpret_cast<FewRowsItem*>(smem + kLayout.item);
+}
+
+__device__ __forceinline__ void copy_item_to_smem(const FewRowsItem& item, char* smem) {
+  static_assert(sizeof(FewRowsItem) == shape::kItemBytes);
+  constexpr int kUnits = shape::kItemBytes / 16;
+  if (threadIdx.x < kUnits) {
+    reinterpret_cast<uint4*>(&item_in_smem(smem))[threadIdx.x] = reinterpret_cast<const uint4*>(&item)[threadIdx.x];
+  }
+  __syncthreads();
+}
+
 // A launch of this kernel may run beside the one in front of it (a batch's many-rows launch, or other tiles). It ends
 // after it, so that what follows in the stream need not know.
 __device__ __forceinline__ void end_after_earlier_launch() {
@@ -572,7 +650,8 @@ __device__ __forceinline__ void run_lanes(WarpRows& rows, const FewRowsParams& p
 extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv::cuda::key::min_ctas)
     forward_sm90_few_rows(const __grid_constant__ qkv::cuda::FewRowsParams params,
                           const __grid_constant__ qkv::cuda::ptx::TensorMap key_map,
-                          const __grid_constant__ qkv::cuda::ptx::TensorMap value_map) {
+                          const __grid_constant__ qkv::cuda::ptx::TensorMap value_map,
+                          const qkv::cuda::SharedToken* shared_tokens) {
   using namespace qkv::cuda;
   using namespace qkv::cuda::few_rows;
   extern __shared__ __align__(1024) char smem[];
@@ -587,7 +666,13 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
   while (true) {
     // The item and its first page numbers are on their way while the barriers are made. Where it isn't certain that
     // there is an item, the list still is as long as the grid.
-    const FewRowsItem item = params.items[index];
+    FewRowsItem in_registers;
+    const FewRowsItem& item = kSharedRows ? item_in_smem(smem) : in_registers;
+    if constexpr (kSharedRows) {
+      copy_item_to_smem(params.items[index], smem);
+    } else {
+      in_registers = params.items[index];
+    }
     if (key::takes_turns && !again) {
       const int num_items = *params.num_items;
       if (index >= num_items) break;  // a cluster's CTAs all take as many turns
@@ -612,7 +697,8 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
     }
     if (item.kv_head >= 0) {
       start_copies(loader, rings);
-      WarpRows rows(params, item, smem, lane);
+      const SharedToken* tokens = kSharedRows ? shared_tokens + item.query_token : nullptr;
+      WarpRows rows(params, item, tokens, smem, lane);
       rows.load_query();
       // Read at the start, so that the end need not wait for it.
       float value_scale = 1.0F;
@@ -625,7 +711,7 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
       if constexpr (key::cluster_size > 1) ptx::cluster_wait();
       run_lanes(rows, params, item, loader, rings, smem, warp);
       __syncthreads();
-      ItemEnd(params, item, smem, value_scale).run();
+      ItemEnd(params, item, tokens, smem, value_scale).run();
     } else if constexpr (key::cluster_size > 1) {
       ptx::cluster_wait();
     }

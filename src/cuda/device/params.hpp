@@ -21,6 +21,20 @@ struct WorkItem {
   long long state_row;             // first row in the partial states; -1 = the item finishes its rows
 };
 
+// One token of an item whose keys several requests share: the item's rows are its tokens x the heads of the group. The
+// tokens of one request stand side by side, a run; what is said of the run, its first token says.
+struct alignas(16) SharedToken {
+  int request;
+  int query;         // new token of the request
+  int token;         // its row in `query` and `out`
+  int position;      // among the request's keys
+  int state_row;     // of its first head, in the partial states
+  int run_tokens;    // of the run that begins here; 0 = it has begun before
+  int ticket;        // of the run: where its states are counted
+  short split;       // which of the
+  short num_splits;  // splits of the run's rows
+};
+
 // How many there are of each in the batch at hand: what a captured launch can't be told when it is captured.
 struct PlanCounts {
   int few_rows_sm90[4];  // by query tile: 4, 8, 16, 32 packed rows
@@ -28,6 +42,8 @@ struct PlanCounts {
   int many_rows;
   int merges;
   int slots;
+  int shared_sm90[4];  // items of shared rows, by the tile of a request's rows
+  int shared_few_rows;
   int blocks;   // of rows, where the device made the plan
   int refused;  // 1: the batch does not fit; then all else is 0
 };
