@@ -313,8 +313,8 @@ Case draw_case(uint64_t seed, int64_t index, DeviceKind device) {
     draw_shared_prefix(draw, c);
     c.with_prefix_groups = draw.one_in(2);
     c.prefix_sharing_keeps_bits = !draw.one_in(4);
-    // Few-rows items of any GPU kernel have room for 16 rows: with larger groups `always` may be refused. So it may with
-    // 8-bit floats.
+    // Few-rows items of any GPU kernel have room for 16 rows: with larger groups `always` may be refused. So it may
+    // with 8-bit floats.
     const bool has_float8 = size_bytes(c.layer.kv_dtype) == 1 || size_bytes(c.layer.query_dtype) == 1;
     if (device == DeviceKind::cpu || (2 * c.layer.group_size() <= 16 && !has_float8)) {
       c.prefix_sharing = draw.pick<PrefixSharing>(

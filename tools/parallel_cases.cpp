@@ -10,7 +10,8 @@
 namespace qkv::tools {
 namespace {
 
-// What ranks share: the context of decoders, queries of 16 or 32 bits. Where they have heads of their own, the numbers of heads must fit.
+// What ranks share: the context of decoders, queries of 16 or 32 bits. Where they have heads of their own, the numbers
+// of heads must fit.
 void fit_layer(const ParallelCase& c, DeviceKind device, LayerSpec& layer) {
   layer.key_run = KeyRun::all;
   layer.shard = {};

@@ -51,8 +51,7 @@ shape::KeyValueShape few_rows_shape(const LayerSpec& layer) {
 
 bool ForwardSm90FewRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
   return facts.arch == "sm_90a" && !is_float8(layer.query_dtype) &&
-         shape::supports(layer.head_dim, layer.value_dim()) &&
-         layer.group_size() <= shape::max_rows(layer.value_dim());
+         shape::supports(layer.head_dim, layer.value_dim()) && layer.group_size() <= shape::max_rows(layer.value_dim());
 }
 
 ForwardSm90FewRows::ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts& facts)

@@ -21,9 +21,8 @@ constexpr int kTileKeys = key::tile_kv;
 constexpr int kBoxes = kTileKeys / shape::kBoxKeys;
 constexpr bool kPaged = key::page_size > 0;
 constexpr bool kCopyBoxes = key::page_size % shape::kBoxKeys == 0;  // dense keys, too
-constexpr shape::SmemLayout kLayout =
-    shape::smem_layout(kKeyValue, key::tile_q, key::tile_kv, key::num_warps, key::num_stages, key::cluster_size,
-                       key::request_tile_q);
+constexpr shape::SmemLayout kLayout = shape::smem_layout(kKeyValue, key::tile_q, key::tile_kv, key::num_warps,
+                                                         key::num_stages, key::cluster_size, key::request_tile_q);
 constexpr int kReceivedBarrier = kLayout.barriers + 2 * key::num_warps * key::num_stages * shape::kBarrierBytes;
 
 using KeyBox = index::SwizzledTile<kKeyValue.key_bytes(), shape::kBoxKeys>;
