@@ -3,6 +3,7 @@
 #include "qkv/context_parallel.hpp"
 
 #include "api/engines.hpp"
+#include "api/layer_checks.hpp"
 #include "api/rank_agreement.hpp"
 #include "api/tensor_checks.hpp"
 #include "core/checks.hpp"
@@ -59,7 +60,7 @@ void check_spec(const ContextParallelSpec& spec, int32_t num_ranks) {
            fmt::format("a multiple of {}, the number of ranks; or exchange all_gather, where every rank has all heads",
                        num_ranks));
   }
-  if (layer.num_kv_heads > 0 && layer.num_kv_heads % num_ranks != 0 && num_ranks % layer.num_kv_heads != 0) {
+  if (layer.num_kv_heads % num_ranks != 0 && num_ranks % layer.num_kv_heads != 0) {
     refuse("layer.num_kv_heads", layer.num_kv_heads,
            fmt::format("a divisor or a multiple of {}, the number of ranks", num_ranks));
   }
@@ -211,6 +212,7 @@ void ContextParallel::Impl::check_forward(const Tensor& query, const Tensor& key
 ContextParallel::ContextParallel(ContextParallelSpec spec, std::shared_ptr<Collectives> collectives) {
   if (collectives == nullptr) refuse("collectives", "nothing", "in_process_ranks, mpi_ranks, nccl_ranks or your own");
   api::check_ranks_agree(spec, *collectives);
+  spec.layer = api::checked_layer(std::move(spec.layer), collectives->device());
   check_spec(spec, collectives->num_ranks());
   const Shard shard{collectives->rank(), collectives->num_ranks(), spec.interleave_size};
   impl_ = std::make_unique<Impl>(std::move(spec), std::move(collectives), shard);

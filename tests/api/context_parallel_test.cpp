@@ -142,6 +142,12 @@ TEST(context_parallel, specs_that_ranks_cannot_share_are_refused_on_all_threads)
   spec = {small_layer(), 3};
   expect_all_refuse(2, spec, ErrorCode::invalid_argument, "interleave_size");  // does not divide pages of 16
   spec = {small_layer()};
+  spec.layer.num_kv_heads = 0;
+  expect_all_refuse(2, spec, ErrorCode::invalid_argument, "num_kv_heads");
+  spec = {small_layer()};
+  spec.layer.sinks = {1.0F};
+  expect_all_refuse(2, spec, ErrorCode::invalid_argument, "sinks");
+  spec = {small_layer()};
   spec.layer.cache.reset();
   expect_all_refuse(2, spec, ErrorCode::invalid_argument, "layer.cache");
   spec = {small_layer()};
