@@ -14,10 +14,9 @@
 #include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <thread>
 
-#include "core/float16.hpp"
+#include "bench/support/workload.hpp"
 #include "cuda/memory.hpp"
 #include "jit/driver.hpp"
 #include "qkv/cuda.hpp"
@@ -62,14 +61,7 @@ class Buffer {
  public:
   Buffer(Device device, DType dtype, std::initializer_list<int64_t> shape)
       : layout_(Tensor::contiguous(nullptr, dtype, shape, device)) {
-    std::vector<std::byte> bytes(layout_.num_elements() * size_bytes(dtype));
-    std::minstd_rand engine(1);
-    std::normal_distribution<float> normal;
-    std::vector<float> draws(10007);
-    for (float& draw : draws) draw = normal(engine);
-    for (int64_t i = 0; i < layout_.num_elements(); ++i) {
-      store_f32(&bytes[i * size_bytes(dtype)], dtype, draws[i % draws.size()]);
-    }
+    std::vector<std::byte> bytes = random_values(layout_.num_elements(), dtype);
     if (device.kind == DeviceKind::cpu) {
       host_ = std::move(bytes);
       layout_.data = host_.data();

@@ -8,7 +8,6 @@
 #include "core/float16.hpp"
 
 namespace qkv::bench {
-namespace {
 
 std::vector<std::byte> random_values(int64_t count, DType dtype) {
   std::vector<std::byte> bytes(count * size_bytes(dtype));
@@ -20,8 +19,6 @@ std::vector<std::byte> random_values(int64_t count, DType dtype) {
   for (int64_t i = 0; i < count; ++i) store_f32(&bytes[i * size_bytes(dtype)], dtype, draws[i % draws.size()]);
   return bytes;
 }
-
-}  // namespace
 
 Workload::Workload(LayerSpec layer, const std::vector<Lengths>& requests, Layout layout,
                    const std::vector<PrefixGroup>& prefix_groups)

@@ -1,6 +1,7 @@
 // A layer with its batch, cache and tensors, of random numbers, ready to run.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -9,6 +10,9 @@
 #include "qkv/qkv.hpp"
 
 namespace qkv::bench {
+
+// Bytes of `count` numbers of size 1, the same in every run.
+std::vector<std::byte> random_values(int64_t count, DType dtype);
 
 struct Lengths {
   int32_t q_len;

@@ -20,8 +20,7 @@ namespace qkv {
 // How states over the ranks' parts of a context become the states of a rank's heads.
 enum class StateExchange : uint8_t {
   // Ranks with heads of their own: each sends its outputs, in the query's dtype, and their LSEs to those whose heads
-  // they
-  // are, who join them in f32.
+  // they are, who join them in f32.
   all_to_all,
   // The same by two calls: LSEs go round, each rank weighs its outputs by them, and the f32 outputs are summed on the
   // way.

@@ -37,7 +37,6 @@ WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_
   const int64_t context_rows = chunk_tokens == 0 ? 0 : num_tokens;
   Pieces pieces;
   WorkspaceLayout layout{};
-  layout.chunk_rows = chunk_tokens;
   layout.rows = rows;
   layout.context_rows = context_rows;
   layout.saved_rows = saved_tokens;

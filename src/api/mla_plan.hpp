@@ -37,8 +37,7 @@ struct WorkspaceLayout {
   int64_t own_latents[kGatherTurns], all_latents[kGatherTurns];  // with ranks: rows of the cache
   int64_t bytes;
 
-  int64_t chunk_rows;  // of `latents`
-  int64_t rows;        // of `key` and `value`
+  int64_t rows;  // of `key` and `value`
   int64_t context_rows;
   int64_t saved_rows;
 };

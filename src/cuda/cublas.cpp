@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <optional>
 
 #include "core/checks.hpp"
@@ -10,8 +9,6 @@
 
 namespace qkv::cuda {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr const char* kFiles[] = {"libcublas.so.13", "libcublas.so.12", "libcublas.so"};
 
@@ -32,14 +29,7 @@ std::optional<Cublas> open_file(const std::string& file, std::string& reason) {
 Cublas open_cublas() {
   std::string reasons;
   for (const jit::SearchPlace& place : jit::search_places(jit::surroundings(), "nvidia/cublas/lib")) {
-    for (const char* file : kFiles) {
-      const fs::path path = fs::path(place.folder) / file;
-      std::error_code ignored;
-      if (!place.folder.empty() && !fs::exists(path, ignored)) continue;
-      std::string reason;
-      if (auto found = open_file(path.string(), reason)) return *found;
-      reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", reason);
-    }
+    if (auto found = jit::open_in(place, kFiles, reasons, open_file)) return *found;
   }
   refuse("libcublas", reasons,
          "cuBLAS 12 or later: pip install nvidia-cublas, or a CUDA toolkit; or a Projection of your own",

@@ -60,18 +60,6 @@ std::optional<Nvrtc> open_file(const std::string& file, const std::string& origi
   return nvrtc;
 }
 
-std::optional<Nvrtc> open_in(const SearchPlace& place, std::string& reasons) {
-  for (const char* file : kFiles) {
-    const fs::path path = fs::path(place.folder) / file;
-    std::error_code ignored;
-    if (!place.folder.empty() && !fs::exists(path, ignored)) continue;
-    std::string reason;
-    if (auto nvrtc = open_file(path.string(), place.origin, reason)) return nvrtc;
-    reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", reason);
-  }
-  return std::nullopt;
-}
-
 [[noreturn]] void refuse_nvrtc(const std::string& argument, const std::string& value) {
   const std::string allowed =
       fmt::format("NVRTC {}.{} or later: pip install nvidia-cuda-nvrtc, or a CUDA toolkit, or QKV_NVRTC=<its file>",
@@ -137,7 +125,10 @@ Nvrtc open_nvrtc_in(const std::vector<SearchPlace>& places) {
   std::string reasons;
   std::string searched;
   for (const SearchPlace& place : places) {
-    if (auto nvrtc = open_in(place, reasons)) return *nvrtc;
+    const auto open_here = [&](const std::string& file, std::string& reason) {
+      return open_file(file, place.origin, reason);
+    };
+    if (auto nvrtc = open_in(place, kFiles, reasons, open_here)) return *nvrtc;
     searched += fmt::format("{}{}", searched.empty() ? "" : ", ", place.folder.empty() ? place.origin : place.folder);
   }
   refuse_nvrtc("libnvrtc", fmt::format("none in {} ({})", searched, reasons));

@@ -1,7 +1,9 @@
 // NVIDIA's run-time compiler, opened when first needed. docs/compile.md tells users where it is looked for.
 #pragma once
 
+#include <filesystem>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +37,22 @@ struct SearchPlace {
 // own_wheel: where NVIDIA's wheel of the library alone puts it; since CUDA 13, all wheels share a folder.
 std::vector<SearchPlace> search_places(const Surroundings& around,
                                        const std::string& own_wheel = "nvidia/cuda_nvrtc/lib");
+
+// The first of the files in the folder that open_file(path, reason), which returns an optional, takes. `reasons` grows
+// by why others were not taken.
+template <class OpenFile>
+auto open_in(const SearchPlace& place, std::span<const char* const> files, std::string& reasons, OpenFile open_file)
+    -> decltype(open_file(std::string(), reasons)) {
+  for (const char* file : files) {
+    const std::filesystem::path path = std::filesystem::path(place.folder) / file;
+    std::error_code ignored;
+    if (!place.folder.empty() && !std::filesystem::exists(path, ignored)) continue;
+    std::string reason;
+    if (auto opened = open_file(path.string(), reason)) return opened;
+    reasons += (reasons.empty() ? "" : "; ") + reason;
+  }
+  return std::nullopt;
+}
 
 // 12.3 or later: the first that knows sm_90a and C++20 in full.
 bool is_supported_version(int major, int minor);

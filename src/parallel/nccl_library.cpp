@@ -2,15 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-
 #include "core/checks.hpp"
 #include "core/environment.hpp"
 
 namespace qkv::parallel {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr const char* kFiles[] = {"libnccl.so.2", "libnccl.so"};
 constexpr int kOldest = 21300;  // 2.13: the first that says what went wrong (ncclGetLastError)
@@ -79,14 +75,7 @@ Nccl open_nccl(const std::optional<std::string>& named_file, const std::vector<j
     refuse_nccl("QKV_NCCL_LIBRARY", reasons);
   }
   for (const jit::SearchPlace& place : places) {
-    for (const char* file : kFiles) {
-      const fs::path path = fs::path(place.folder) / file;
-      std::error_code ignored;
-      if (!place.folder.empty() && !fs::exists(path, ignored)) continue;
-      std::string reason;
-      if (auto found = open_file(path.string(), reason)) return *found;
-      reasons += fmt::format("{}{}", reasons.empty() ? "" : "; ", reason);
-    }
+    if (auto found = jit::open_in(place, kFiles, reasons, open_file)) return *found;
   }
   refuse_nccl("libnccl", reasons);
 }

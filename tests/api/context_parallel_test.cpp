@@ -3,10 +3,10 @@
 #include "qkv/context_parallel.hpp"
 
 #include <cmath>
-#include <thread>
 
 #include "parallel_cases.hpp"
 #include "qkv/reference.hpp"
+#include "support/rank_threads.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv {
@@ -23,15 +23,7 @@ LayerSpec small_layer() {
 
 // `run` on a thread for each rank.
 void on_each_rank(int32_t num_ranks, const std::function<void(const std::shared_ptr<Collectives>&)>& run) {
-  auto ranks = in_process_ranks(num_ranks);
-  std::vector<std::thread> threads;
-  for (auto& rank : ranks) {
-    threads.emplace_back([&run, own = std::move(rank)]() mutable {
-      run(own);
-      own.reset();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  test::on_each_rank(in_process_ranks(num_ranks), run);
 }
 
 class context_parallel_threads : public ::testing::TestWithParam<int32_t> {};

@@ -1,9 +1,9 @@
 // The steps of MLA prefill in the caller's hands, ranks that share a cache, and what is refused.
 #include <cmath>
-#include <thread>
 
 #include "core/index/interleave.hpp"
 #include "qkv/reference.hpp"
+#include "support/rank_threads.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv {
@@ -249,26 +249,22 @@ TEST(mla_steps, threads_that_share_a_cache_run_the_whole) {
   for (const auto& [num_ranks, interleave_size] : {std::pair{1, 1}, {4, 1}, {2, 8}, {3, 2}, {8, 4}}) {
     const SharedCache shared(scene, num_ranks, interleave_size);
     const MlaPrefill attention(spec);
-    auto ranks = in_process_ranks(num_ranks);
-    std::vector<std::thread> threads;
-    for (int32_t rank = 0; rank < shared.options.num_ranks; ++rank) {
-      threads.emplace_back([&, rank, own = std::move(ranks[rank])] {
-        ContextChunkOptions options = shared.options;
-        options.rank = rank;
-        Batch batch = scene.batch();
-        batch.block_table = shared.block_table();
-        const MlaPlan plan = attention.plan(batch, options);
-        const int64_t num_tokens = plan.num_tokens();
-        EXPECT_LE(plan.workspace_bytes(),
-                  attention.workspace_bytes(num_tokens, options.workspace_tokens, options.num_ranks));
-        const OwnedTensor workspace(DType::i32, {plan.workspace_bytes() / 4});
-        const OwnedTensor out(DType::f32, {num_tokens, kHeads, kValue}), lse(DType::f32, {kHeads, num_tokens});
-        attention.forward(scene.query.view(), scene.new_latents().view(), shared.caches[rank].view(), plan,
-                          matrix_projection(spec, scene.matrix.view()), workspace.view(), *own, out.view(), lse.view());
-        scene.expect_right(out, lse);
-      });
-    }
-    for (std::thread& thread : threads) thread.join();
+    test::on_each_rank(in_process_ranks(num_ranks), [&](const std::shared_ptr<Collectives>& own) {
+      const int32_t rank = own->rank();
+      ContextChunkOptions options = shared.options;
+      options.rank = rank;
+      Batch batch = scene.batch();
+      batch.block_table = shared.block_table();
+      const MlaPlan plan = attention.plan(batch, options);
+      const int64_t num_tokens = plan.num_tokens();
+      EXPECT_LE(plan.workspace_bytes(),
+                attention.workspace_bytes(num_tokens, options.workspace_tokens, options.num_ranks));
+      const OwnedTensor workspace(DType::i32, {plan.workspace_bytes() / 4});
+      const OwnedTensor out(DType::f32, {num_tokens, kHeads, kValue}), lse(DType::f32, {kHeads, num_tokens});
+      attention.forward(scene.query.view(), scene.new_latents().view(), shared.caches[rank].view(), plan,
+                        matrix_projection(spec, scene.matrix.view()), workspace.view(), *own, out.view(), lse.view());
+      scene.expect_right(out, lse);
+    });
   }
 }
 

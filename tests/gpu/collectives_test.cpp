@@ -6,12 +6,13 @@
 
 #include <cstring>
 #include <functional>
-#include <thread>
 
 #include "jit/driver.hpp"
 #include "parallel/nccl_library.hpp"
 #include "qkv/cuda.hpp"
 #include "qkv/status.hpp"
+#include "support/owned_stream.hpp"
+#include "support/rank_threads.hpp"
 
 namespace qkv {
 namespace {
@@ -25,19 +26,6 @@ class gpu_collectives : public ::testing::Test {
   void SetUp() override {
     if (num_cuda_devices() == 0) GTEST_SKIP() << "needs a GPU";
   }
-};
-
-class OwnedStream {
- public:
-  OwnedStream() {
-    jit::CUcontext context = nullptr;
-    jit::check(jit::driver().device_primary_ctx_retain(&context, 0), "cuDevicePrimaryCtxRetain");
-    jit::check(jit::driver().ctx_set_current(context), "cuCtxSetCurrent");
-    jit::check(jit::driver().stream_create(&handle, jit::kStreamNonBlocking), "cuStreamCreate");
-  }
-  ~OwnedStream() { jit::driver().stream_destroy(handle); }
-  Stream stream() const { return {handle}; }
-  jit::CUstream handle = nullptr;
 };
 
 jit::CUdeviceptr address_of(const DeviceMemory& memory, int64_t float_offset = 0) {
@@ -58,7 +46,7 @@ struct RankMemory {
 
   int64_t n;
   DeviceMemory send, received, delay;
-  OwnedStream own;
+  testing::OwnedStream own;
 
   // The rows are written late on the stream, so that whoever does not wait comes too early.
   void write_rows(int32_t step, int32_t rank) {
@@ -89,15 +77,8 @@ float value_of_row(const std::vector<float>& values, int64_t row, float expected
 }
 
 void run_on_each(int32_t num_ranks, const std::function<void(Collectives&)>& body) {
-  auto ranks = in_process_ranks(num_ranks, kGpu);
-  std::vector<std::thread> threads;
-  for (auto& rank : ranks) {
-    threads.emplace_back([own = std::move(rank), &body]() mutable {
-      EXPECT_NO_THROW(body(*own));
-      own.reset();
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  test::on_each_rank(in_process_ranks(num_ranks, kGpu),
+                     [&](const std::shared_ptr<Collectives>& own) { EXPECT_NO_THROW(body(*own)); });
 }
 
 TEST_F(gpu_collectives, rows_of_threads_are_read_when_written_and_overwritten_when_read) {
@@ -176,18 +157,12 @@ TEST_F(gpu_collectives, one_rank_of_nccl_exchanges_with_itself_in_a_graph) {
   const std::vector<float> nothing(static_cast<size_t>(memory.received.num_bytes()) / 4, -1.0f);
   memory.received.copy_from_host(nothing.data(), memory.own.stream());
 
-  jit::CUgraph graph = nullptr;
-  jit::CUgraphExec replay = nullptr;
-  jit::check(jit::driver().stream_begin_capture(memory.own.handle, jit::CUstreamCaptureMode::relaxed), "capture");
-  run();
-  jit::check(jit::driver().stream_end_capture(memory.own.handle, &graph), "cuStreamEndCapture");
-  jit::check(jit::driver().graph_instantiate(&replay, graph, 0), "cuGraphInstantiate");
+  const jit::CUgraphExec replay = testing::captured(memory.own.handle, run);
   jit::check(jit::driver().graph_launch(replay, memory.own.handle), "cuGraphLaunch");
   const std::vector<float> values = memory.download();
   for (int64_t row = 0; row < 3; ++row) EXPECT_EQ(value_of_row(values, row, value_of(0, 0, 0)), value_of(0, 0, 0));
   EXPECT_NO_THROW(ranks->check());
   jit::driver().graph_exec_destroy(replay);
-  jit::driver().graph_destroy(graph);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "parallel/nccl_library.hpp"
 #include "parallel_cases.hpp"
 #include "qkv/cuda.hpp"
+#include "support/owned_stream.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv {
@@ -49,19 +50,6 @@ TEST_F(gpu_context_parallel, one_rank_of_nccl_equals_the_definition) {
     EXPECT_EQ(tools::failure_of(c, ranks), "") << place_of(c);
   }
 }
-
-class OwnedStream {
- public:
-  OwnedStream() {
-    jit::CUcontext context = nullptr;
-    jit::check(jit::driver().device_primary_ctx_retain(&context, 0), "cuDevicePrimaryCtxRetain");
-    jit::check(jit::driver().ctx_set_current(context), "cuCtxSetCurrent");
-    jit::check(jit::driver().stream_create(&handle, jit::kStreamNonBlocking), "cuStreamCreate");
-  }
-  ~OwnedStream() { jit::driver().stream_destroy(handle); }
-  Stream stream() const { return {handle}; }
-  jit::CUstream handle = nullptr;
-};
 
 // A decode step of up to four requests, captured at its first batch; the new tokens run beside the exchange.
 class CapturedStep {
@@ -125,24 +113,17 @@ class CapturedStep {
     if (!replay) {
       forward();
     } else {
-      if (graph_ == nullptr) capture(forward);
+      if (graph_ == nullptr) {
+        forward();  // NCCL sets its connections up in the first call
+        jit::check(jit::driver().stream_synchronize(stream_.handle), "cuStreamSynchronize");
+        graph_ = testing::captured(stream_.handle, forward);
+      }
       jit::check(jit::driver().graph_launch(graph_, stream_.handle), "cuGraphLaunch");
     }
     jit::check(jit::driver().stream_synchronize(stream_.handle), "cuStreamSynchronize");
     out_->fetch();
     const auto* first = static_cast<const std::byte*>(out_memory_.view().data);
     return {first, first + num_tokens * 8 * 64 * 2};
-  }
-
-  void capture(const std::function<void()>& forward) {
-    forward();  // NCCL sets its connections up in the first call
-    jit::check(jit::driver().stream_synchronize(stream_.handle), "cuStreamSynchronize");
-    jit::CUgraph graph = nullptr;
-    jit::check(jit::driver().stream_begin_capture(stream_.handle, jit::CUstreamCaptureMode::relaxed), "capture");
-    forward();
-    jit::check(jit::driver().stream_end_capture(stream_.handle, &graph), "cuStreamEndCapture");
-    jit::check(jit::driver().graph_instantiate(&graph_, graph, 0), "cuGraphInstantiate");
-    jit::driver().graph_destroy(graph);
   }
 
   struct Memory {
@@ -156,7 +137,7 @@ class CapturedStep {
   std::optional<Memory> placed_;
   std::optional<Placed> out_;
   std::vector<int32_t> table_;
-  OwnedStream stream_, beside_;
+  testing::OwnedStream stream_, beside_;
   jit::CUgraphExec graph_ = nullptr;
 };
 

@@ -6,13 +6,16 @@
 #include <functional>
 
 #include "jit/driver.hpp"
+#include "support/owned_stream.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv {
 namespace {
 
+using testing::captured;
 using testing::case_of;
 using testing::expect_refused;
+using testing::OwnedStream;
 
 constexpr Device kGpu{DeviceKind::cuda, 0};
 
@@ -64,18 +67,6 @@ class DeviceRows {
   DeviceMemory memory_;
 };
 
-class OwnedStream {
- public:
-  OwnedStream() {
-    jit::CUcontext context = nullptr;
-    jit::check(jit::driver().device_primary_ctx_retain(&context, 0), "cuDevicePrimaryCtxRetain");
-    jit::check(jit::driver().ctx_set_current(context), "cuCtxSetCurrent");
-    jit::check(jit::driver().stream_create(&handle, jit::kStreamNonBlocking), "cuStreamCreate");
-  }
-  ~OwnedStream() { jit::driver().stream_destroy(handle); }
-  jit::CUstream handle = nullptr;
-};
-
 class DeviceBatchArrays;
 
 // A layer's step, captured at the first batch.
@@ -99,16 +90,7 @@ class CapturedStep {
   CapturedStep& operator=(const CapturedStep&) = delete;
 
   Planner& planner() { return planner_; }
-  Stream stream() const { return {stream_.handle}; }
-
-  void capture(const std::function<void()>& step) {
-    jit::CUgraph graph = nullptr;
-    jit::check(jit::driver().stream_begin_capture(stream_.handle, jit::CUstreamCaptureMode::relaxed), "capture");
-    step();
-    jit::check(jit::driver().stream_end_capture(stream_.handle, &graph), "cuStreamEndCapture");
-    jit::check(jit::driver().graph_instantiate(&graph_, graph, 0), "cuGraphInstantiate");
-    jit::driver().graph_destroy(graph);
-  }
+  Stream stream() const { return stream_.stream(); }
 
   // Empty if the replay has the bits of an eager step and both agree with the definition.
   // With `arrays`, the batch is planned on the device, as part of what is captured.
@@ -117,10 +99,10 @@ class CapturedStep {
     upload(data);
     if (arrays != nullptr) {
       upload_arrays(*arrays, data.batch());
-      if (graph_ == nullptr) capture([&] { run(plan_on_device(*arrays)); });
+      if (graph_ == nullptr) graph_ = captured(stream_.handle, [&] { run(plan_on_device(*arrays)); });
     } else {
       const Plan plan = planner_.plan(data.batch(), stream());
-      if (graph_ == nullptr) capture([&] { run(plan); });
+      if (graph_ == nullptr) graph_ = captured(stream_.handle, [&] { run(plan); });
     }
     jit::check(jit::driver().graph_launch(graph_, stream_.handle), "cuGraphLaunch");
     jit::check(jit::driver().stream_synchronize(stream_.handle), "cuStreamSynchronize");

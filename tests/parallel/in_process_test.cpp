@@ -6,6 +6,7 @@
 
 #include "parallel/exchange_scene.hpp"
 #include "qkv/status.hpp"
+#include "support/rank_threads.hpp"
 
 namespace qkv {
 namespace {
@@ -20,20 +21,14 @@ using Body = std::function<void(Collectives&)>;
 
 // Runs the body on each rank in a thread of its own, which owns the rank's object. What each of them threw, or "".
 std::vector<std::string> run_ranks(int32_t num_ranks, milliseconds timeout, const Body& body) {
-  auto ranks = in_process_ranks(num_ranks, {}, timeout);
-  std::vector<std::string> messages(ranks.size());
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    threads.emplace_back([&messages, &body, i, own = std::move(ranks[i])]() mutable {
-      try {
-        body(*own);
-      } catch (const std::exception& error) {
-        messages[i] = error.what();
-      }
-      own.reset();
-    });
-  }
-  for (auto& thread : threads) thread.join();
+  std::vector<std::string> messages(num_ranks);
+  test::on_each_rank(in_process_ranks(num_ranks, {}, timeout), [&](const std::shared_ptr<Collectives>& own) {
+    try {
+      body(*own);
+    } catch (const std::exception& error) {
+      messages[own->rank()] = error.what();
+    }
+  });
   return messages;
 }
 
