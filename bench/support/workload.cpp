@@ -10,13 +10,16 @@
 namespace qkv::bench {
 
 std::vector<std::byte> random_values(int64_t count, DType dtype) {
-  std::vector<std::byte> bytes(count * size_bytes(dtype));
   std::minstd_rand engine(1);
   std::normal_distribution<float> normal;
   // A period of draws that shares no factor with head sizes; drawing each value would take longer than the benchmark.
-  std::vector<float> draws(10007);
-  for (float& draw : draws) draw = normal(engine);
-  for (int64_t i = 0; i < count; ++i) store_f32(&bytes[i * size_bytes(dtype)], dtype, draws[i % draws.size()]);
+  constexpr int64_t kPeriod = 10007;
+  const int64_t element = size_bytes(dtype);
+  std::vector<std::byte> bytes(count * element);
+  for (int64_t i = 0; i < std::min(count, kPeriod); ++i) store_f32(&bytes[i * element], dtype, normal(engine));
+  for (int64_t i = kPeriod; i < count; i += kPeriod) {
+    std::memcpy(&bytes[i * element], bytes.data(), std::min(kPeriod, count - i) * element);
+  }
   return bytes;
 }
 

@@ -204,22 +204,22 @@ TEST_F(gpu, casebook_059_and_061_scales_of_every_granularity) {
 
 // Few rows: every tile of 4 to 32 rows, head sizes whose rows are whole loads and such that end in half a load, boxes
 // and gathers, splits that join in clusters and by tickets. Each request also runs alone, with the same bits.
-TEST_F(gpu, few_rows_of_8_bit_caches) {
-  for (const auto& [head_dim, head_dim_v, page_size] : {std::array{128, 128, 16},
-                                                        {128, 128, 64},
-                                                        {128, 128, 3},
-                                                        {64, 64, 16},
-                                                        {80, 48, 16},
-                                                        {192, 128, 1},
-                                                        {256, 256, 16}}) {
-    for (const CacheScales granularity : {CacheScales::per_request_head, CacheScales::per_token_head}) {
-      for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
-        auto c = fp8(granularity, dtype, {1, 2, 3, 4, 1, 1}, {3000, 900, 700, 40, 18'000, 40'000});
-        c.layer.head_dim = head_dim;
-        c.layer.head_dim_v = head_dim_v;
-        c.layer.cache->page_size = page_size;
-        expect_agrees_on_gpu(c);
-      }
+// A test of its own for each head size and page: every layer is kernels to compile.
+class gpu_few_rows_of_8_bit_caches : public gpu, public ::testing::WithParamInterface<std::array<int32_t, 3>> {};
+INSTANTIATE_TEST_SUITE_P(dims_and_page, gpu_few_rows_of_8_bit_caches,
+                         ::testing::Values(std::array{128, 128, 16}, std::array{128, 128, 64}, std::array{128, 128, 3},
+                                           std::array{64, 64, 16}, std::array{80, 48, 16}, std::array{192, 128, 1},
+                                           std::array{256, 256, 16}));
+
+TEST_P(gpu_few_rows_of_8_bit_caches, agree_with_the_definition) {
+  const auto& [head_dim, head_dim_v, page_size] = GetParam();
+  for (const CacheScales granularity : {CacheScales::per_request_head, CacheScales::per_token_head}) {
+    for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+      auto c = fp8(granularity, dtype, {1, 2, 3, 4, 1, 1}, {3000, 900, 700, 40, 18'000, 40'000});
+      c.layer.head_dim = head_dim;
+      c.layer.head_dim_v = head_dim_v;
+      c.layer.cache->page_size = page_size;
+      expect_agrees_on_gpu(c);
     }
   }
 }

@@ -30,14 +30,16 @@ tools::Case fp8(CacheScales scales, std::vector<int32_t> q, std::vector<int32_t>
 
 void expect_agrees_on_gpu(const tools::Case& c) { EXPECT_EQ(tools::failure_of(c, kGpu), "") << tools::describe(c); }
 
-TEST_F(gpu_fp8_query, scales_of_every_granularity) {
-  for (const CacheScales of_cache :
-       {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head}) {
-    for (const CacheScales of_query : {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head}) {
-      auto c = fp8(of_cache, {1, 3, 40, 150, 1, 300}, {5000, 33, 200, 150, 0, 1500});
-      c.query_scales = of_query;
-      expect_agrees_on_gpu(c);
-    }
+class gpu_fp8_query_with_cache_scales : public gpu_fp8_query, public ::testing::WithParamInterface<CacheScales> {};
+INSTANTIATE_TEST_SUITE_P(of, gpu_fp8_query_with_cache_scales,
+                         ::testing::Values(CacheScales::per_tensor, CacheScales::per_head,
+                                           CacheScales::per_request_head, CacheScales::per_token_head));
+
+TEST_P(gpu_fp8_query_with_cache_scales, queries_have_scales_of_every_granularity) {
+  for (const CacheScales of_query : {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head}) {
+    auto c = fp8(GetParam(), {1, 3, 40, 150, 1, 300}, {5000, 33, 200, 150, 0, 1500});
+    c.query_scales = of_query;
+    expect_agrees_on_gpu(c);
   }
 }
 

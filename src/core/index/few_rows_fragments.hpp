@@ -68,11 +68,11 @@ constexpr unsigned kValueByteOrder = 0x3120;  // as __byte_perm takes it
 // Queries of bf16 reach further than f16, in which 8-bit keys are multiplied. Each row is multiplied by a power of two
 // that puts its largest magnitude between 2^14 and 2^15, which leaves elements whole down to 2^-31 of the largest
 // (below, f16 has steps of 2^-38 of it), and its scores by the inverse. Both as bits of f32; `largest` = bits of the
-// row's largest magnitude in bf16, 0x7F80 and above for infinities and NaN, which stay what they are. Rows below 2^-50
-// are raised by 2^64 only, so that the inverse stays far from f32's smallest numbers.
+// row's largest magnitude in bf16, 0x7F80 and above for infinities and NaN, which stay what they are. Rows below
+// 2^-112 are raised by 2^126 only, whose inverse is f32's smallest normal number.
 QKV_HOST_DEVICE constexpr unsigned query_power_bits(unsigned largest) {
   constexpr unsigned kBias = 127;
-  constexpr unsigned kMost = kBias + 64;
+  constexpr unsigned kMost = kBias + 126;
   const unsigned power = 2 * kBias + 14 - (largest >> 7);
   return (power < kMost ? power : kMost) << 23;
 }
