@@ -82,6 +82,7 @@ void add_shared_bytes(const LayerSpec& layer, const PlacementRules& rules, const
   const int32_t most_tokens = std::min(capacity.query_len, rules.max_shared_rows / 2 / layer.group_size());
   if (most_tokens == 0 || !has_common_keys(layer)) return;
   if (!planner_shares(capacity.requests, capacity.on_device)) return;
+  bytes[kSegments] *= plan::kSegmentsWithSharing;
   bytes[kSharedTokens] = size_of<SharedToken>(capacity.few_rows_items * most_tokens);
   constexpr int64_t kGrain = index::few_rows::kMaxClusterSplits;  // lists are as long as grids
   const int64_t most_items = (capacity.few_rows_items / 2 + kGrain - 1) / kGrain * kGrain;
@@ -187,9 +188,9 @@ std::array<size_t, kNumPlanArrays> array_bytes(const LayerSpec& layer, const Pla
   } else {
     bytes[kFewRowsItems] = size_of<WorkItem>(capacity.few_rows_items);
   }
+  bytes[kSegments] = size_of<KeySegment>(capacity.segments);
   add_shared_bytes(layer, rules, capacity, bytes);
   if (capacity.on_device) bytes[kBlocks] = size_of<PlanBlock>(capacity.blocks);
-  bytes[kSegments] = size_of<KeySegment>(capacity.segments);
   bytes[kPages] = size_of<int32_t>(capacity.pages);
   const mask::Program program = mask::compile(layer.effective_mask());
   for (size_t i = 0; i < program.operands.size(); ++i) {

@@ -19,6 +19,9 @@ struct CutBounds {
   index::SplitBounds many_rows_splits;
 };
 
+// Segments of a plan that shares prefixes, as a multiple of its segments without: those of items that became one stay.
+constexpr int64_t kSegmentsWithSharing = 3;
+
 // Entries of each array.
 struct PlanCapacity {
   int32_t query_len = 0;  // new tokens of a request

@@ -2,8 +2,10 @@
 // Nothing else changes, neither splits nor kernels nor merges, and a row's bits do not depend on the rows beside it: so
 // sharing changes no bit. (With leave to change bits, items of few rows that became many run the other kernel.)
 #include <algorithm>
+#include <map>
 #include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "core/index/split.hpp"
@@ -125,11 +127,8 @@ class Sharer {
   }
 
   void join_all(std::span<const Candidate> members, std::vector<bool>& joined) {
-    std::vector<mask::KeySegment> segments = segments_seen_by_any(members);
     WorkItem& first = plan_.items[members[0].item];
-    first.segment_begin = static_cast<int32_t>(plan_.segments.size());
-    plan_.segments.insert(plan_.segments.end(), segments.begin(), segments.end());
-    first.segment_end = static_cast<int32_t>(plan_.segments.size());
+    std::tie(first.segment_begin, first.segment_end) = joined_segments(members);
     first.shared_begin = static_cast<int32_t>(plan_.shared_rows.size());
     for (const Candidate& member : members.subspan(1)) {
       const WorkItem& item = plan_.items[member.item];
@@ -140,7 +139,22 @@ class Sharer {
     first.shared_end = static_cast<int32_t>(plan_.shared_rows.size());
   }
 
-  // Tile by tile: full where every member sees all, read where any sees some.
+  // Where in the plan they lie. KV heads whose items had the same segments have the same here.
+  std::pair<int32_t, int32_t> joined_segments(std::span<const Candidate> members) {
+    std::vector<int32_t> begins;
+    for (const Candidate& member : members) begins.push_back(plan_.items[member.item].segment_begin);
+    const auto [known, is_new] = joined_segments_.try_emplace(begins);
+    if (is_new) {
+      const std::vector<mask::KeySegment> segments = segments_seen_by_any(members);
+      known->second.first = static_cast<int32_t>(plan_.segments.size());
+      plan_.segments.insert(plan_.segments.end(), segments.begin(), segments.end());
+      known->second.second = static_cast<int32_t>(plan_.segments.size());
+    }
+    return known->second;
+  }
+
+  // Tile by tile: full where every member sees all, read where any sees some. At most twice as many as the members
+  // have: each begins or ends where one of theirs does (kSegmentsWithSharing).
   std::vector<mask::KeySegment> segments_seen_by_any(std::span<const Candidate> members) const {
     const SharedKeys& keys = members.front().keys;
     const size_t num_tiles = (keys.end - keys.begin) / keys.tile_kv;  // a split is whole tiles
@@ -176,6 +190,7 @@ class Sharer {
   std::vector<index::RequestCut> cuts_;          // [num_requests]
   std::vector<int32_t> shared_keys_;             // [prefix_groups]: that the layer is shown
   std::vector<std::vector<int32_t>> groups_of_;  // [num_requests], larger ones first
+  std::map<std::vector<int32_t>, std::pair<int32_t, int32_t>> joined_segments_;  // by where the members' begin
 };
 
 }  // namespace

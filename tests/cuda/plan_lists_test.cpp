@@ -2,6 +2,8 @@
 // batches find what they need.
 #include "cuda/plan_lists.hpp"
 
+#include <numeric>
+
 #include "cuda/device_rules.hpp"
 #include "cuda/planner_scene.hpp"
 #include "plan/builder.hpp"
@@ -59,6 +61,37 @@ TEST(plan_lists, of_every_batch_within_the_limits_fit_the_arrays) {
     }
   }
   EXPECT_GT(num_shared, 100U);
+}
+
+// The prefix of all, then keys of each: every item of the prefix is shared, and brings segments of its own.
+TEST(plan_lists, of_a_long_prefix_that_all_requests_share_fit_the_arrays) {
+  LayerSpec layer = testing::layer_of(32, 8, 128);
+  layer.query_dtype = layer.kv_dtype = DType::bf16;
+  layer.cache = CacheSpec{16};
+  for (const int32_t window : {0, 5000}) {
+    if (window > 0) layer.mask = mask::sliding_window(window);
+    auto c = testing::case_of(32, 8, 128, std::vector<int32_t>(64, 1), std::vector<int32_t>(64, 8704));
+    c.layer = layer;
+    std::vector<int32_t> all(64);
+    std::iota(all.begin(), all.end(), 0);
+    c.prefix_groups = {{all, 8192}};
+    const tools::CaseData data(c);
+    Batch batch = data.batch();
+    batch.prefix_sharing = PrefixSharing::always;
+    const Rules rules(layer, "sm_90a");
+    const plan::DeviceRules device = device_rules(layer, facts_of_arch("sm_90a"));
+    const plan::PlanData plan = plan::build(layer, batch, rules, device);
+    EXPECT_GT(plan.shared_rows.size(), 1000U);
+    const PlanLimits limits = plan::checked_limits(
+        layer, {.max_requests = 64, .max_tokens = 64, .max_query_len = 1, .max_seq_len = 8704, .num_pages = 1});
+    const PlacementRules placement{true, rules.kernels.cut.few_rows, kMaxCtas, rules.kernels.cut.rows_per_item,
+                                   device.shared_few_rows};
+    const PlanLists lists = make_plan_lists(plan, placement, ClusterUse::always);
+    const auto arrays = lists.arrays(plan);
+    const auto bytes =
+        array_bytes(layer, placement, plan::capacity_of(layer, limits, cut_bounds(layer, rules.kernels)));
+    for (int32_t a = 0; a < kNumPlanArrays; ++a) EXPECT_LE(arrays[a].size(), bytes[a]) << "array " << a;
+  }
 }
 
 TEST(plan_lists, planners_whose_plans_share_nothing_have_no_room_for_it) {

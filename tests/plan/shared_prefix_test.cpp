@@ -167,5 +167,23 @@ TEST(prefix_groups, layers_without_a_cache_have_none) {
   testing::expect_refused([&] { plan_of(c.layer, batch); }, ErrorCode::mismatch, "prefix_groups");
 }
 
+// Segments stay few however many KV heads read them.
+TEST(shared_prefix, kv_heads_have_the_same_joined_segments) {
+  auto c = decode_of({40'000, 40'000, 40'000}, {{{0, 1, 2}, 32'000}});
+  c.layer.num_kv_heads = 4;
+  c.layer.num_q_heads = 16;
+  const tools::CaseData data(c);
+  const PlanData plan = plan_of(c.layer, data.batch());
+  std::set<int32_t> first_keys;
+  std::set<int32_t> segments;
+  for (const WorkItem& item : plan.items) {
+    if (!item.is_shared()) continue;
+    first_keys.insert(plan.segments[item.segment_begin].begin);
+    segments.insert(item.segment_begin);
+  }
+  EXPECT_GT(first_keys.size(), 1U);
+  EXPECT_EQ(segments.size(), first_keys.size());
+}
+
 }  // namespace
 }  // namespace qkv::plan
