@@ -100,6 +100,8 @@ std::vector<LayerSpec> matrix() {
   layers.back().mask = mask::everything();
   add_float8_query(gpu_layer(3, 256, 256, CacheSpec{64}), CacheScales::per_request_head);
   layers.back().output_dtype = DType::f32;
+  add_float8_query(gpu_layer(1, 256, 256, CacheSpec{64}), CacheScales::per_tensor);
+  layers.back().mask = mask::everything();
   add_float8_query(gpu_layer(5, 128, 128, CacheSpec{64}), CacheScales::per_request_head);
   layers.back().mask = mask::per_request_causal() & mask::window(128, 128);
   layers.back().softcap = 30;

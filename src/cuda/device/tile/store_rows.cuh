@@ -55,7 +55,8 @@ __device__ __forceinline__ RowPair find_rows(const ForwardParams& params, const 
   return rows;
 }
 
-// Columns in 16 bits, 16 bytes a lane and chunk. Returns whether one of them is not finite.
+// Columns in 16 bits, 16 bytes a lane and chunk. Returns whether one of them is not finite: asked of all layers, for
+// where nobody asks ptxas mixes all groups' arithmetic, which at 256 columns spills even in the loop.
 template <int kCount>
 __device__ __forceinline__ bool store_16(const float (&output)[kCount], const RowPair& rows, unsigned short* out) {
   constexpr bool kIsBf16 = key::out_dtype == kBf16;
@@ -71,7 +72,7 @@ __device__ __forceinline__ bool store_16(const float (&output)[kCount], const Ro
         // The added 0 turns -0 into 0: steps in which a row sees nothing leave no trace.
         const float factor = rows.end[r].factor;
         x[j] = ptx::pack_16<kIsBf16>(fmaf(output[i], factor, 0.0F), fmaf(output[i + 1], factor, 0.0F));
-        if constexpr (key::mask) zeros[r] = ptx::fma_16x2<kIsBf16>(x[j], 0, zeros[r]);
+        zeros[r] = ptx::fma_16x2<kIsBf16>(x[j], 0, zeros[r]);
       }
       transpose_quad(x);
       if (rows.exists[r]) {
@@ -96,7 +97,7 @@ __device__ __forceinline__ bool store_8(const float (&output)[kCount], const Row
       const float factor = rows.end[r].factor;
       const auto pack = [&](int i) -> unsigned {
         const float first = fmaf(output[i], factor, 0.0F), second = fmaf(output[i + 1], factor, 0.0F);
-        if constexpr (key::mask) zeros[r] = fmaf(second, 0.0F, fmaf(first, 0.0F, zeros[r]));
+        zeros[r] = fmaf(second, 0.0F, fmaf(first, 0.0F, zeros[r]));
         return pack_float8(key::out_dtype, __fdiv_rn(first, out_scale), __fdiv_rn(second, out_scale));
       };
       unsigned x[4];  // of sixteen columns: two of the lower eight, two of the upper
@@ -127,14 +128,14 @@ __device__ __forceinline__ bool store_f32(const float (&output)[kCount], const R
       const float factor = rows.end[r].factor;
       const float2 pair = make_float2(fmaf(output[i], factor, 0.0F), fmaf(output[i + 1], factor, 0.0F));
       if (rows.exists[r]) *reinterpret_cast<float2*>(out + rows.offset[r] + j * 8 + threadIdx.x % 4 * 2) = pair;
-      if constexpr (key::mask) zeros[r] = fmaf(pair.y, 0.0F, fmaf(pair.x, 0.0F, zeros[r]));
+      zeros[r] = fmaf(pair.y, 0.0F, fmaf(pair.x, 0.0F, zeros[r]));
     }
   }
   return (rows.exists[0] && zeros[0] != 0.0F) || (rows.exists[1] && zeros[1] != 0.0F);
 }
 
 // The rows of consumer `consumer`: `softmax` has the max and sum of end_row. Returns whether this lane's part of them
-// holds a value that is not finite, where keys can be hidden.
+// holds a value that is not finite.
 template <class Softmax, int kCount>
 __device__ __forceinline__ bool store_rows(const ForwardParams& params, const ItemRecord& record, int consumer,
                                            Softmax softmax, const float (&output)[kCount], float value_scale = 1.0F) {
