@@ -3,26 +3,11 @@
 #include <algorithm>
 
 #include "core/index/interleave.hpp"
+#include "core/pieces.hpp"
 #include "mask/shift.hpp"
 
 namespace qkv::mla {
 namespace {
-
-constexpr int64_t kAlignment = 256;
-
-// Hands out pieces of memory, one after another.
-class Pieces {
- public:
-  int64_t add(int64_t bytes) {
-    const int64_t begin = end_;
-    end_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    return begin;
-  }
-  int64_t end() const { return end_; }
-
- private:
-  int64_t end_ = 0;
-};
 
 Tensor view_of(const std::vector<int32_t>& values) { return Tensor::of(values, {static_cast<int64_t>(values.size())}); }
 

@@ -1,5 +1,6 @@
 #include "qkv/planner.hpp"
 
+#include "api/tensor_checks.hpp"
 #include "core/checks.hpp"
 #include "plan/builder.hpp"
 #include "plan/engine.hpp"
@@ -55,6 +56,7 @@ Planner::Planner(const LayerSpec& layer, Device device, std::shared_ptr<const pl
     : impl_(std::make_unique<Impl>(layer, device, std::move(engine))) {
   impl_->share->limits = plan::checked_limits(layer, limits);
   const plan::PlanCapacity capacity = plan::capacity_of(layer, impl_->share->limits, impl_->engine->cut_bounds());
+  if (workspace.is_given()) api::check_workspace(workspace, device, impl_->engine->workspace_bytes(capacity));
   impl_->placed = impl_->engine->reserve(capacity, workspace);
 }
 

@@ -134,7 +134,6 @@ class CudaLayer final : public plan::LayerEngine {
   std::shared_ptr<plan::PlacedPlan> reserve(const plan::PlanCapacity& capacity,
                                             const Tensor& workspace) const override {
     const CurrentDevice current(device_index_);
-    if (workspace.is_given()) check_workspace(workspace, workspace_bytes(capacity));
     auto reserved = std::make_shared<DevicePlan>(layer_, placement_, capacity, workspace, device_index_);
     prepare_kernels(*reserved);
     if (capacity.on_device) {
@@ -223,14 +222,6 @@ class CudaLayer final : public plan::LayerEngine {
   }
 
  private:
-  static void check_workspace(const Tensor& workspace, int64_t needed) {
-    const int64_t given = workspace.num_elements() * size_bytes(workspace.dtype);
-    if (given < needed) {
-      refuse("workspace", fmt::format("{} bytes", given), fmt::format("{}: Attention::workspace_bytes", needed),
-             ErrorCode::mismatch);
-    }
-  }
-
   void prepare_kernels(const DevicePlan& plan) const {
     for (const FewRowsLaunch& launch : plan.few_rows_launches) few_rows_sm90_->prepare(launch);
     if (plan.shared_few_rows.most > 0) few_rows_sm80_->prepare_shared();

@@ -1,29 +1,11 @@
 #include "parallel/exchange.hpp"
 
+#include "core/pieces.hpp"
+
 namespace qkv::parallel {
 namespace {
 
-constexpr int64_t kAlignment = 256;
-
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
-
-// Hands out pieces of the workspace, one after another.
-class Pieces {
- public:
-  Pieces(const void* workspace, Device device) : begin_(static_cast<const std::byte*>(workspace)), device_(device) {}
-
-  Tensor take(DType dtype, std::initializer_list<int64_t> shape) {
-    const Tensor tensor = Tensor::contiguous(begin_ + end_, dtype, shape, device_);
-    end_ = round_up(end_ + tensor.num_elements() * size_bytes(dtype), kAlignment);
-    return tensor;
-  }
-  int64_t end() const { return end_; }
-
- private:
-  const std::byte* begin_;
-  Device device_;
-  int64_t end_ = 0;
-};
 
 // Contiguous memory of [heads, tokens, dim] as [tokens, heads, dim].
 Tensor head_major(const Tensor& memory, int64_t num_heads, int64_t num_tokens, int64_t dim) {
@@ -84,34 +66,38 @@ std::vector<State> exchange_reduce_scatter(const ExchangeShape& shape, const Exc
 }  // namespace
 
 ExchangeBuffers lay_out(const ExchangeShape& shape, int64_t num_tokens, const void* workspace, Device device) {
-  Pieces pieces(workspace, device);
+  Pieces pieces;
+  const auto take = [&](DType dtype, std::initializer_list<int64_t> extents) {
+    Tensor piece = Tensor::contiguous(workspace, dtype, extents, device);
+    piece.data = static_cast<std::byte*>(piece.data) + pieces.add(piece.num_elements() * size_bytes(dtype));
+    return piece;
+  };
   const int64_t ranks = shape.num_ranks;
   const int64_t heads = shape.num_heads;
   const int64_t all_heads = shape.num_all_heads;
   ExchangeBuffers buffers;
   buffers.num_tokens = num_tokens;
   if (shape.kind != StateExchange::all_gather) {
-    buffers.own_query = pieces.take(shape.query_dtype, {heads, num_tokens, shape.head_dim});
-    buffers.all_queries = pieces.take(shape.query_dtype, {ranks, heads, num_tokens, shape.head_dim});
+    buffers.own_query = take(shape.query_dtype, {heads, num_tokens, shape.head_dim});
+    buffers.all_queries = take(shape.query_dtype, {ranks, heads, num_tokens, shape.head_dim});
   }
   if (shape.kind == StateExchange::reduce_scatter) {
-    buffers.sent = pieces.take(DType::f32, {ranks, heads, num_tokens, shape.head_dim_v});
-    buffers.received = pieces.take(DType::f32, {heads, num_tokens, shape.head_dim_v});
+    buffers.sent = take(DType::f32, {ranks, heads, num_tokens, shape.head_dim_v});
+    buffers.received = take(DType::f32, {heads, num_tokens, shape.head_dim_v});
     buffers.context = {head_major(buffers.sent, all_heads, num_tokens, shape.head_dim_v),
-                       pieces.take(DType::f32, {all_heads, num_tokens})};
-    buffers.all_lse = pieces.take(DType::f32, {ranks, all_heads, num_tokens});
-    buffers.joined_lse = pieces.take(DType::f32, {all_heads, num_tokens});
+                       take(DType::f32, {all_heads, num_tokens})};
+    buffers.all_lse = take(DType::f32, {ranks, all_heads, num_tokens});
+    buffers.joined_lse = take(DType::f32, {all_heads, num_tokens});
   } else {
     const HeadBlock block(shape, num_tokens);
     const int64_t words = heads * block.bytes / size_bytes(DType::i32);
     const bool to_each_its_own = shape.kind == StateExchange::all_to_all;
-    buffers.sent = to_each_its_own ? pieces.take(DType::i32, {ranks, words}) : pieces.take(DType::i32, {words});
-    buffers.received = pieces.take(DType::i32, {ranks, words});
+    buffers.sent = to_each_its_own ? take(DType::i32, {ranks, words}) : take(DType::i32, {words});
+    buffers.received = take(DType::i32, {ranks, words});
     buffers.context =
         block.state(shape, static_cast<const std::byte*>(buffers.sent.data), all_heads, num_tokens, device);
   }
-  buffers.new_tokens = {pieces.take(DType::f32, {num_tokens, heads, shape.head_dim_v}),
-                        pieces.take(DType::f32, {heads, num_tokens})};
+  buffers.new_tokens = {take(DType::f32, {num_tokens, heads, shape.head_dim_v}), take(DType::f32, {heads, num_tokens})};
   buffers.bytes = pieces.end();
   return buffers;
 }
