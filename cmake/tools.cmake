@@ -10,7 +10,7 @@ list(REMOVE_ITEM tool_sources ${CMAKE_CURRENT_SOURCE_DIR}/tools/main.cpp)
 add_library(qkv_tool_objects OBJECT ${tool_sources})
 target_include_directories(qkv_tool_objects PUBLIC include tools)
 target_compile_options(qkv_tool_objects PRIVATE ${warnings})
-target_link_libraries(qkv_tool_objects PUBLIC CLI11::CLI11 nlohmann_json::nlohmann_json fmt::fmt PNG::PNG)
+target_link_libraries(qkv_tool_objects PUBLIC CLI11::CLI11 nlohmann_json::nlohmann_json fmt::fmt)
 
 add_executable(qkv_tool tools/main.cpp)
 set_target_properties(qkv_tool PROPERTIES OUTPUT_NAME qkv INSTALL_RPATH "$ORIGIN/${bin_to_lib}")

@@ -6,7 +6,7 @@
 #include <array>
 #include <cmath>
 
-#include "raster.hpp"
+#include "qkv/canvas.hpp"
 
 namespace qkv::tools {
 namespace {
@@ -56,18 +56,18 @@ class Drawing {
  public:
   explicit Drawing(const Chart& chart)
       : chart_(chart),
-        raster_(kWidth, kTop + static_cast<int32_t>(chart.panels.size()) * (kPanelHeight + kPanelGap) + kBottom,
+        canvas_(kWidth, kTop + static_cast<int32_t>(chart.panels.size()) * (kPanelHeight + kPanelGap) + kBottom,
                 kPaper) {}
 
-  Raster draw() {
-    raster_.write(kLeft, 16, chart_.title, kInk);
+  Canvas draw() {
+    canvas_.write(kLeft, 16, chart_.title, kInk);
     int32_t top = kTop + kPanelGap;
     for (const Panel& panel : chart_.panels) {
       draw_panel(panel, top);
       top += kPanelHeight + kPanelGap;
     }
     draw_x_marks(top - kPanelGap + 8);
-    return std::move(raster_);
+    return std::move(canvas_);
   }
 
  private:
@@ -86,34 +86,34 @@ class Drawing {
     };
     draw_titles(panel, top - 28);
     for (const double mark : axis.marks) {
-      raster_.fill(kLeft, y_of(mark), kPlotWidth, 1, kGrid);
+      canvas_.fill(kLeft, y_of(mark), kPlotWidth, 1, kGrid);
       const std::string text = fmt::format("{:g}", mark);
-      const int32_t width = static_cast<int32_t>(text.size()) * Raster::kTextWidth;
-      raster_.write(kLeft - 10 - width, y_of(mark) - Raster::kTextHeight / 2, text, kInk);
+      const int32_t width = static_cast<int32_t>(text.size()) * Canvas::kTextWidth;
+      canvas_.write(kLeft - 10 - width, y_of(mark) - Canvas::kTextHeight / 2, text, kInk);
     }
     for (size_t curve = 0; curve < panel.curves.size(); ++curve) {
       draw_curve(panel.curves[curve].y, y_of, kCurves[curve % kCurves.size()]);
     }
-    raster_.fill(kLeft, top, 1, kPanelHeight, kInk);
-    raster_.fill(kLeft, top + kPanelHeight, kPlotWidth, 1, kInk);
+    canvas_.fill(kLeft, top, 1, kPanelHeight, kInk);
+    canvas_.fill(kLeft, top + kPanelHeight, kPlotWidth, 1, kInk);
   }
 
   // The panel's title, then each curve's name in its colour.
   void draw_titles(const Panel& panel, int32_t y) {
-    raster_.write(kLeft, y, panel.title, kInk);
-    auto x = static_cast<int32_t>(kLeft + (panel.title.size() + 2) * Raster::kTextWidth);
+    canvas_.write(kLeft, y, panel.title, kInk);
+    auto x = static_cast<int32_t>(kLeft + (panel.title.size() + 2) * Canvas::kTextWidth);
     for (size_t curve = 0; panel.curves.size() > 1 && curve < panel.curves.size(); ++curve) {
-      raster_.write(x, y, panel.curves[curve].name, kCurves[curve % kCurves.size()]);
-      x += static_cast<int32_t>((panel.curves[curve].name.size() + 2) * Raster::kTextWidth);
+      canvas_.write(x, y, panel.curves[curve].name, kCurves[curve % kCurves.size()]);
+      x += static_cast<int32_t>((panel.curves[curve].name.size() + 2) * Canvas::kTextWidth);
     }
   }
 
   template <class YOf>
   void draw_curve(const std::vector<double>& y, const YOf& y_of, Colour colour) {
     for (size_t i = 0; i + 1 < y.size(); ++i) {
-      raster_.line(x_of(chart_.x[i]), y_of(y[i]), x_of(chart_.x[i + 1]), y_of(y[i + 1]), colour);
+      canvas_.line(x_of(chart_.x[i]), y_of(y[i]), x_of(chart_.x[i + 1]), y_of(y[i + 1]), colour);
     }
-    if (y.size() == 1) raster_.fill(x_of(chart_.x[0]) - 2, y_of(y[0]) - 2, 4, 4, colour);
+    if (y.size() == 1) canvas_.fill(x_of(chart_.x[0]) - 2, y_of(y[0]) - 2, 4, 4, colour);
   }
 
   void draw_x_marks(int32_t y) {
@@ -121,13 +121,13 @@ class Drawing {
     for (const double mark : linear_axis(last).marks) {
       if (mark > last) break;
       const std::string text = fmt::format("{:g}", mark);
-      raster_.write(x_of(mark) - static_cast<int32_t>(text.size()) * Raster::kTextWidth / 2, y, text, kInk);
+      canvas_.write(x_of(mark) - static_cast<int32_t>(text.size()) * Canvas::kTextWidth / 2, y, text, kInk);
     }
-    raster_.write(kLeft, y + 26, chart_.x_title, kInk);
+    canvas_.write(kLeft, y + 26, chart_.x_title, kInk);
   }
 
   const Chart& chart_;
-  Raster raster_;
+  Canvas canvas_;
 };
 
 }  // namespace

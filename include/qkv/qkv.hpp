@@ -3,6 +3,7 @@
 
 #include "qkv/attention.hpp"
 #include "qkv/batch.hpp"
+#include "qkv/canvas.hpp"
 #include "qkv/collectives.hpp"
 #include "qkv/compile.hpp"
 #include "qkv/context_chunks.hpp"

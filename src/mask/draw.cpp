@@ -3,9 +3,9 @@
 #include <array>
 
 #include "core/checks.hpp"
-#include "mask/canvas.hpp"
 #include "mask/program.hpp"
 #include "mask/scene.hpp"
+#include "qkv/canvas.hpp"
 
 namespace qkv {
 namespace mask {

@@ -4,15 +4,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "mask/canvas.hpp"
+#include "qkv/canvas.hpp"
 #include "qkv/plan.hpp"
 
 namespace qkv {
 namespace plan {
 namespace {
-
-using mask::Canvas;
-using mask::Colour;
 
 constexpr int32_t kPlotWidth = 1200;
 constexpr int32_t kMargin = 24;

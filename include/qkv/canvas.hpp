@@ -1,4 +1,5 @@
-// A picture in memory: rectangles, small text, and a PNG file at the end.
+// A picture in memory: rectangles, lines, small text, and a PNG file at the end. Masks, plans and replays are drawn on
+// it.
 #pragma once
 
 #include <cstdint>
@@ -6,16 +7,18 @@
 #include <string_view>
 #include <vector>
 
-namespace qkv::mask {
+#include "qkv/export.hpp"
+
+namespace qkv {
 
 struct Colour {
   uint8_t red, green, blue;
 };
 
 // share 0 = from, 1 = to.
-Colour mix(Colour from, Colour to, double share);
+QKV_EXPORT Colour mix(Colour from, Colour to, double share);
 
-class Canvas {
+class QKV_EXPORT Canvas {
  public:
   // Text is two pixels a dot: 12 x 18 pixels a character, spacing included.
   static constexpr int32_t kTextWidth = 12;
@@ -27,7 +30,9 @@ class Canvas {
   int32_t height() const { return height_; }
   // Parts outside the picture are left out.
   void fill(int32_t x, int32_t y, int32_t width, int32_t height, Colour colour);
-  // Top left corner of the first character. Characters without a glyph leave a gap.
+  // Two pixels wide, from point to point, rising x.
+  void line(int32_t x0, int32_t y0, int32_t x1, int32_t y1, Colour colour);
+  // Top left corner of the first character. Letters are drawn small; characters without a glyph leave a gap.
   void write(int32_t x, int32_t y, std::string_view text, Colour colour);
   void write_png(const std::string& path) const;
 
@@ -37,4 +42,4 @@ class Canvas {
   std::vector<uint8_t> pixels_;  // [height, width, 3]
 };
 
-}  // namespace qkv::mask
+}  // namespace qkv
