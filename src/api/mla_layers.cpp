@@ -13,7 +13,7 @@ namespace qkv {
 namespace api {
 namespace {
 
-LayerSpec layer_of(const MlaSpec& spec, mask::KeyRun run) {
+LayerSpec layer_of(const MlaSpec& spec, KeyRun run) {
   LayerSpec layer;
   layer.num_q_heads = spec.num_heads;
   layer.num_kv_heads = spec.num_heads;
@@ -30,14 +30,14 @@ LayerSpec layer_of(const MlaSpec& spec, mask::KeyRun run) {
 }  // namespace
 
 LayerSpec new_tokens_layer(const MlaSpec& spec) {
-  LayerSpec layer = layer_of(spec, mask::KeyRun::new_tokens);
+  LayerSpec layer = layer_of(spec, KeyRun::new_tokens);
   layer.output_dtype = spec.output_dtype;
   layer.sinks = spec.sinks;
   return layer;
 }
 
 LayerSpec context_layer(const MlaSpec& spec) {
-  LayerSpec layer = layer_of(spec, mask::KeyRun::context);
+  LayerSpec layer = layer_of(spec, KeyRun::context);
   layer.output_dtype = DType::f32;
   return layer;
 }

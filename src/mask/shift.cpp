@@ -44,6 +44,7 @@ Mask with_first_head(const Mask& mask, int32_t first_head) {
 }
 
 Mask shift(const Mask& mask, KeyRun run) {
+  if (run == KeyRun::all) return mask;
   // The usual mask, whose two runs need no shift: a new token sees all context, and of the new ones those before it.
   if (mask.text() == causal().text()) return run == KeyRun::context ? everything() : causal();
   return Mask(shifted(mask.node(), run));

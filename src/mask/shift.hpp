@@ -5,6 +5,7 @@
 #pragma once
 
 #include "qkv/mask.hpp"
+#include "qkv/shard.hpp"
 
 namespace qkv::mask {
 
@@ -12,8 +13,6 @@ namespace qkv::mask {
 inline constexpr const char* kPositionShift = "qkv_position_shift";  // context tokens + new tokens - keys of the run
 inline constexpr const char* kKeyShift = "qkv_key_shift";            // position of the run's first key
 inline constexpr const char* kRequestNumber = "qkv_request_number";  // in the whole batch
-
-enum class KeyRun { context, new_tokens };
 
 Mask shift(const Mask& mask, KeyRun run);
 

@@ -8,8 +8,6 @@
 namespace qkv::test {
 namespace {
 
-using mask::KeyRun;
-
 // The scene of keys [begin, end) of `whole`, as an engine sees it that is shown nothing else: request 0 of a batch.
 class RunScene {
  public:
