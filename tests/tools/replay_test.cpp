@@ -47,7 +47,6 @@ TEST(Replay, runs_every_request_to_its_end_on_a_cpu) {
   const Model model = model_of(small_shape());
   const ReplayOptions options = small_options();
   ModelRun run(model, {options.limits.max_step_tokens, options.limits.num_pages, 2}, {});
-  run.warm_up(options.limits.max_requests, max_tokens_of_request(small_trace()));
   Report report({{"trace", "small"}}, options.limits.num_pages, 4);
   SchedulerCounts last;
   replay(

@@ -153,8 +153,9 @@ void run(const Arguments& arguments) {
   print_setting(report.setting(), trace, needs);
   check_memory(needs, device);
   const auto begin = std::chrono::steady_clock::now();
+  const int32_t max_model_len = max_tokens_of_request(trace);
+  warm_up(model, device, {std::min(max_model_len, options.limits.max_step_tokens), max_model_len});
   ModelRun model_run(model, sizes, device);
-  model_run.warm_up(options.limits.max_requests, max_tokens_of_request(trace));
   fmt::print("ready      after {:.1f} s for memory and kernels\n",
              std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 

@@ -10,7 +10,6 @@
 
 #include "../case_data.hpp"
 #include "qkv/status.hpp"
-#include "step_batch.hpp"
 
 namespace qkv::replay {
 namespace {
@@ -82,6 +81,19 @@ void check_memory(const MemoryNeeds& needs, Device device) {
                           available * 0x1p-30));
 }
 
+void warm_up(const Model& model, Device device, const RequestBounds& bounds) {
+  if (device.kind == DeviceKind::cpu) return;
+  std::vector<LayerSpec> layers;
+  for (const LayerKind& kind : model.kinds) layers.push_back(kind.spec);
+  WarmupOptions options;
+  options.device = device;
+  options.bounds = bounds;
+  for (const WarmedKernel& kernel : warmup(layers, options).kernels) {
+    if (kernel.error.empty()) continue;
+    throw Error(ErrorCode::internal, kernel.name, kernel.error, "a kernel that compiles");
+  }
+}
+
 ModelRun::ModelRun(const Model& model, const RunSizes& sizes, Device device) : device_(device) {
   for (const LayerKind& kind : model.kinds) make_kind(kind, sizes);
   plans_.reserve(kinds_.size());
@@ -135,26 +147,6 @@ void ModelRun::make_kind(const LayerKind& kind, const RunSizes& sizes) {
   made.value = make_filled(spec.query_dtype, {tokens, spec.num_kv_heads, spec.value_dim()});
   made.out = make_tensor(spec.out_dtype(), {tokens, spec.num_q_heads, spec.value_dim()});
   kinds_.push_back(std::move(made));
-}
-
-void ModelRun::warm_up(int32_t max_requests, int32_t max_keys) const {
-  for (const Kind& kind : kinds_) {
-    const int32_t page_size = kind.attention.spec().cache->page_size;
-    const auto step_tokens = static_cast<int32_t>(kind.query.shape[0]);
-    // They may share their pages: nothing is written.
-    const std::vector<int32_t> pages(static_cast<size_t>((max_keys + page_size - 1) / page_size));
-    StepBatch batch(max_requests, step_tokens, static_cast<int32_t>(pages.size()), page_size);
-    for (int32_t num_new = 1; num_new <= std::min(step_tokens, max_keys); num_new *= 2) {
-      for (const int32_t num_requests : {1, std::min(max_requests, step_tokens / num_new)}) {
-        for (const int32_t num_keys : {num_new, max_keys}) {
-          batch.fill(std::vector<StepRequest>(static_cast<size_t>(num_requests), {num_new, num_keys, pages}));
-          Batch lengths = batch.batch();
-          lengths.slot_mapping = {};
-          const Plan unused = kind.attention.plan(lengths);
-        }
-      }
-    }
-  }
 }
 
 StepSeconds ModelRun::run(const Batch& batch) {

@@ -30,6 +30,9 @@ MemoryNeeds memory_needs(const Model& model, const RunSizes& sizes);
 // Throws where the device has not that much free. A GPU is asked by allocating.
 void check_memory(const MemoryNeeds& needs, Device device);
 
+// Compiles what steps within the bounds can reach, so that no step waits for it. On a CPU there is nothing to compile.
+void warm_up(const Model& model, Device device, const RequestBounds& bounds);
+
 // Parts of a step on the host's clock. On a GPU cache_writes and attention are the launches, and wait is the rest.
 struct StepSeconds {
   double planning = 0;
@@ -41,9 +44,6 @@ struct StepSeconds {
 class ModelRun {
  public:
   ModelRun(const Model& model, const RunSizes& sizes, Device device);
-  // Plans batches of many forms, so that what the engine makes at the first plan that needs it, such as a kernel
-  // compiled at run time, is not made in a step. Nothing runs.
-  void warm_up(int32_t max_requests, int32_t max_keys) const;
   StepSeconds run(const Batch& batch);
 
  private:
