@@ -273,12 +273,15 @@ void bind_mla(nb::module_& module) {
       "stream: as in Attention.")
       .def(
           "__init__",
-          [](DeviceMla* self, const MlaSpec& spec, const std::string& name) {
+          [](DeviceMla* self, const MlaSpec& spec, const std::string& name,
+             const std::optional<RequestBounds>& warm_up) {
             const Device device = parse_device(name);
-            new (self) DeviceMla{MlaPrefill(spec, device), device};
+            const nb::gil_scoped_release released;
+            new (self) DeviceMla{MlaPrefill(spec, device, warm_up), device};
           },
-          nb::arg("spec"), nb::arg("device") = "cpu",
-          "Raises Error with all of explain()'s reasons if the layer cannot run on the device.")
+          nb::arg("spec"), nb::arg("device") = "cpu", nb::kw_only(), nb::arg("warm_up") = nb::none(),
+          "Raises Error with all of explain()'s reasons if the layer cannot run on the device.\n\n"
+          "warm_up: RequestBounds, as in Attention.")
       .def_prop_ro("spec", [](const DeviceMla& layer) { return layer.prefill.spec(); })
       .def_static(
           "supports_dimensions",

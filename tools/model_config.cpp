@@ -10,6 +10,7 @@
 #include <numeric>
 #include <optional>
 
+#include "qkv/mla_prefill.hpp"
 #include "qkv/status.hpp"
 
 namespace qkv::tools {
@@ -132,8 +133,15 @@ int32_t share_of_heads(int32_t heads, int32_t ranks, bool may_repeat, const std:
 
 LayerSpec plain_spec(const Fields& config, const ServingOptions& options) {
   LayerSpec spec;
-  spec.query_dtype = spec.kv_dtype = dtype_of(config, options.dtype);
-  spec.cache = CacheSpec{options.page_size};
+  spec.query_dtype = dtype_of(config, options.dtype);
+  spec.kv_dtype = options.kv_dtype.value_or(spec.query_dtype);
+  const bool has_scales = size_bytes(spec.kv_dtype) == 1;
+  if (options.cache_scales && !has_scales) {
+    refuse("kv-scales", std::string(to_string(*options.cache_scales)),
+           fmt::format("none, or a cache of 8-bit floats: this one is of {}", to_string(spec.kv_dtype)));
+  }
+  spec.cache = CacheSpec{options.page_size,
+                         has_scales ? options.cache_scales.value_or(CacheScales::per_tensor) : CacheScales::none};
   return spec;
 }
 
@@ -170,25 +178,33 @@ void add_grouped_layers(Model& model, const Fields& config, const ServingOptions
 void add_latent_layers(Model& model, const Fields& config, const ServingOptions& options) {
   const int32_t rope_dim = config.integer("qk_rope_head_dim");
   const int32_t latent_dim = config.integer("kv_lora_rank");
-  std::vector<int32_t> layers(config.integer("num_hidden_layers"));
-  std::iota(layers.begin(), layers.end(), 0);
-  LayerSpec expanded = plain_spec(config, options);
-  expanded.cache.reset();
-  expanded.num_q_heads = expanded.num_kv_heads =
+  std::vector<int32_t> numbers(config.integer("num_hidden_layers"));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  MlaSpec expanded;
+  expanded.num_heads =
       share_of_heads(config.integer("num_attention_heads"), options.tensor_parallel, false, "query heads");
-  expanded.head_dim = config.integer("qk_nope_head_dim") + rope_dim;
-  expanded.head_dim_v = config.integer("v_head_dim");
-  LayerSpec context = expanded;
-  context.mask = mask::everything();
+  expanded.qk_nope_head_dim = config.integer("qk_nope_head_dim");
+  expanded.qk_rope_head_dim = rope_dim;
+  expanded.v_head_dim = config.integer("v_head_dim");
+  expanded.kv_lora_rank = latent_dim;
+  expanded.dtype = dtype_of(config, options.dtype);
+  expanded.cache = CacheSpec{options.page_size};
+  if (options.kv_dtype.value_or(expanded.dtype) != expanded.dtype) {
+    throw Error(
+        ErrorCode::unsupported, "kv-dtype", std::string(to_string(*options.kv_dtype)),
+        fmt::format("{}, the model's dtype: latents are cached as they are computed", to_string(expanded.dtype)));
+  }
+  const std::vector<LayerSpec> layers = layers_of(expanded);
   LayerSpec absorbed = plain_spec(config, options);
-  absorbed.num_q_heads = expanded.num_q_heads;
+  absorbed.num_q_heads = expanded.num_heads;
   absorbed.num_kv_heads = 1;
   absorbed.head_dim = latent_dim + rope_dim;
   absorbed.head_dim_v = latent_dim;
-  absorbed.scale = expanded.effective_scale();
-  model.kinds = {{"latent attention, expanded: new tokens", layers, expanded},
-                 {"latent attention, expanded: chunks of context", layers, context},
-                 {"latent attention, absorbed: decode", layers, absorbed}};
+  absorbed.scale = layers[0].effective_scale();
+  model.kinds = {{"latent attention, expanded: new tokens", numbers, layers[0]},
+                 {"latent attention, expanded: chunks of context", numbers, layers[1]},
+                 {"latent attention, absorbed: decode", numbers, absorbed}};
+  model.has_latent_cache = true;
 }
 
 struct Architecture {

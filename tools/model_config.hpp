@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "qkv/layer.hpp"
+#include "qkv/tensor.hpp"
 
 namespace qkv::tools {
 
@@ -13,7 +15,9 @@ namespace qkv::tools {
 struct ServingOptions {
   int32_t tensor_parallel = 1;  // ranks that share the heads
   int32_t page_size = 16;
-  std::string dtype = "auto";  // of queries, cache and output: bf16, f16, or the config's own
+  std::string dtype = "auto";                    // of queries, cache and output: bf16, f16, or the config's own
+  std::optional<DType> kv_dtype = {};            // of the cache, where it is another
+  std::optional<CacheScales> cache_scales = {};  // of a cache of 8-bit floats; not given: per_tensor
 };
 
 // Layers of one model that are alike.
@@ -28,6 +32,7 @@ struct Model {
   std::string type;           // "llama"
   int32_t max_model_len = 0;  // of max_position_embeddings
   std::vector<LayerKind> kinds;
+  bool has_latent_cache = false;   // MlaPrefill's: chunks of it are gathered, and their states merged
   std::vector<std::string> notes;  // parts of the model that are left out, and why
 };
 

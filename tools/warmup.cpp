@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,8 +25,22 @@ struct Options {
   std::string arch;
   ServingOptions serving;
   int32_t max_model_len = 0;
+  PlannerUse planners = PlannerUse::none;
   int32_t num_threads = 0;
 };
+
+// Names of the command line.
+const std::map<std::string, DType> kCacheDTypes = {{"bf16", DType::bf16},
+                                                   {"f16", DType::f16},
+                                                   {"f32", DType::f32},
+                                                   {"f8e4m3", DType::f8e4m3},
+                                                   {"f8e5m2", DType::f8e5m2}};
+const std::map<std::string, CacheScales> kScales = {{"per_tensor", CacheScales::per_tensor},
+                                                    {"per_head", CacheScales::per_head},
+                                                    {"per_request_head", CacheScales::per_request_head},
+                                                    {"per_token_head", CacheScales::per_token_head}};
+const std::map<std::string, PlannerUse> kPlanners = {
+    {"none", PlannerUse::none}, {"host", PlannerUse::host}, {"device", PlannerUse::device}};
 
 void add_model_options(CLI::App& command, Options& options) {
   command.add_option("--model", options.model, "The model's config.json")->required();
@@ -39,6 +54,16 @@ void add_model_options(CLI::App& command, Options& options) {
   command.add_option("--dtype", options.serving.dtype, "Of query, cache and output")
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}))
       ->capture_default_str();
+  command
+      .add_option_function<std::string>(
+          "--kv-dtype", [&](const std::string& name) { options.serving.kv_dtype = kCacheDTypes.at(name); },
+          "Of the cache, where it is another than --dtype")
+      ->check(CLI::IsMember(kCacheDTypes));
+  command
+      .add_option_function<std::string>(
+          "--kv-scales", [&](const std::string& name) { options.serving.cache_scales = kScales.at(name); },
+          "What has a scale of its own in a cache of 8-bit floats; default: per_tensor")
+      ->check(CLI::IsMember(kScales));
 }
 
 void check_arch(const Options& options) {
@@ -94,6 +119,8 @@ void warm_up(const Options& options) {
   warmup_options.num_threads = options.num_threads;
   warmup_options.bounds.max_model_len = options.max_model_len != 0 ? options.max_model_len : model.max_model_len;
   warmup_options.bounds.max_query_len = warmup_options.bounds.max_model_len;
+  warmup_options.planners = options.planners;
+  warmup_options.gather_cache = warmup_options.merge_states = warmup_options.cache_write = model.has_latent_cache;
   const WarmupResult result = run_warmup(layers, warmup_options);
   size_t compiled = 0;
   size_t failed = 0;
@@ -114,7 +141,10 @@ void print_kind(const LayerKind& kind, const Options& options) {
   fmt::print("  {} query heads, {} KV heads, head size {}, {}, {}{}{}\n", spec.num_q_heads, spec.num_kv_heads,
              spec.value_dim() == spec.head_dim ? fmt::format("{}", spec.head_dim)
                                                : fmt::format("{}/{}", spec.head_dim, spec.value_dim()),
-             to_string(spec.query_dtype), spec.cache ? fmt::format("pages of {}", spec.cache->page_size) : "dense keys",
+             spec.kv_dtype == spec.query_dtype ? fmt::format("{}", to_string(spec.query_dtype))
+                                               : fmt::format("{} over {}, scales {}", to_string(spec.query_dtype),
+                                                             to_string(spec.kv_dtype), to_string(spec.cache->scales)),
+             spec.cache ? fmt::format("pages of {}", spec.cache->page_size) : "dense keys",
              spec.softcap > 0 ? fmt::format(", softcap {}", spec.softcap) : "", spec.sinks.empty() ? "" : ", sinks");
   fmt::print("  mask: {}\n", spec.effective_mask().text());
   const auto refusals = explain(spec, {DeviceKind::cuda, 0});
@@ -145,6 +175,11 @@ void add_warmup_command(CLI::App& app) {
   add_model_options(*command, *options);
   command->add_option("--max-model-len", options->max_model_len, "Longest request; default: the model's own")
       ->check(CLI::PositiveNumber);
+  command
+      ->add_option_function<std::string>(
+          "--planners", [options](const std::string& name) { options->planners = kPlanners.at(name); },
+          "Kernels of planners (CUDA graphs), too: none; host: that plan on the host; device: on the device")
+      ->check(CLI::IsMember(kPlanners));
   command->add_option("--jobs", options->num_threads, "Kernels compiled at once; default: one a processor")
       ->check(CLI::PositiveNumber);
   command->callback([options] { warm_up(*options); });

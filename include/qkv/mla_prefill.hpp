@@ -18,6 +18,7 @@
 #include "qkv/layer.hpp"
 #include "qkv/ops.hpp"
 #include "qkv/tensor.hpp"
+#include "qkv/warmup.hpp"
 
 namespace qkv {
 
@@ -44,6 +45,9 @@ struct MlaSpec {
 
 // Why the layer cannot run, one sentence a reason; empty = MlaPrefill(spec, device) succeeds.
 QKV_EXPORT std::vector<std::string> explain(const MlaSpec& spec, Device device = {});
+
+// The layers that MlaPrefill(spec) consists of, of new tokens and of context, for warmup() and kernel_choices().
+QKV_EXPORT std::vector<LayerSpec> layers_of(const MlaSpec& spec);
 
 // Fills keys and values of `latents`' tokens. Views may be strided; all have the spec's dtype.
 struct ProjectionCall {
@@ -82,8 +86,8 @@ class QKV_EXPORT MlaPlan {
 
 class QKV_EXPORT MlaPrefill {
  public:
-  // Throws Error with all of explain()'s reasons if the layer cannot run on the device.
-  explicit MlaPrefill(MlaSpec spec, Device device = {});
+  // Throws Error with all of explain()'s reasons if the layer cannot run on the device. warm_up: as in Attention.
+  explicit MlaPrefill(MlaSpec spec, Device device = {}, const std::optional<RequestBounds>& warm_up = {});
 
   static bool supports_dimensions(int32_t qk_nope_head_dim, int32_t qk_rope_head_dim, int32_t v_head_dim,
                                   Device device = {});

@@ -18,7 +18,14 @@ struct RequestBounds {
   int32_t max_model_len = INT32_MAX;  // keys, cached and new
 };
 
-// A kernel that a layer's batches can reach.
+// Planners of the layers (planner.hpp), which run kernels of their own.
+enum class PlannerUse : uint8_t {
+  none,
+  host,    // batches come as host arrays
+  device,  // limits.plans_on_device, for layers that allow it
+};
+
+// A kernel that the run can reach.
 struct WarmedKernel {
   std::string name;       // in words
   double seconds = 0;     // that it took to have it
@@ -31,6 +38,13 @@ struct WarmupOptions {
   std::string arch = {};
   Device device = {DeviceKind::cuda, 0};
   RequestBounds bounds = {};
+  PlannerUse planners = PlannerUse::none;
+  // Calls that belong to no layer, as far as the run makes them. The states of layers that are shown some of their keys
+  // (KeyRun, Shard) are known to be merged. cache_write: to caches without scales; with scales it runs the kernel of a
+  // layer with such a cache.
+  bool merge_states = false;
+  bool gather_cache = false;
+  bool cache_write = false;
   int32_t num_threads = 0;  // that compile; 0 = as many as the process may use
   // After each kernel, from one thread at a time: how many are done, of how many, and the kernel.
   std::function<void(int32_t done, int32_t total, const WarmedKernel& kernel)> on_progress = {};
@@ -42,8 +56,9 @@ struct WarmupResult {
   double seconds = 0;                 // wall clock
 };
 
-// Compiles all kernels that batches of these layers can reach, and keeps them on disk and in the process. Layers that
-// share kernels cost one compile. A kernel that fails to compile is told in the result; nothing is thrown for it.
+// Compiles all kernels that batches of these layers can reach and no others, and keeps them on disk and in the process.
+// Layers that share kernels cost one compile. A kernel that fails to compile is told in the result; nothing is thrown
+// for it. MlaPrefill, which gathers and merges, consists of layers_of(spec).
 QKV_EXPORT WarmupResult warmup(const std::vector<LayerSpec>& layers, const WarmupOptions& options = {});
 
 // Which forward kernel runs for which batches of a layer, for people. An empty arch is that of the first GPU. Throws

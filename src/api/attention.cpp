@@ -3,6 +3,7 @@
 #include "api/engines.hpp"
 #include "api/layer_checks.hpp"
 #include "api/tensor_checks.hpp"
+#include "api/warm_layers.hpp"
 #include "core/checks.hpp"
 #include "plan/builder.hpp"
 
@@ -32,22 +33,9 @@ struct Attention::Impl {
   }
 };
 
-namespace {
-
-void warm(const LayerSpec& spec, Device device, const RequestBounds& bounds) {
-  WarmupOptions options;
-  options.device = device;
-  options.bounds = bounds;
-  for (const WarmedKernel& kernel : warmup({spec}, options).kernels) {
-    if (!kernel.error.empty()) refuse(kernel.name, kernel.error, "a kernel that compiles", ErrorCode::internal);
-  }
-}
-
-}  // namespace
-
 Attention::Attention(LayerSpec spec, Device device, const std::optional<RequestBounds>& warm_up) {
   spec = api::checked_layer(std::move(spec), device);
-  if (warm_up && device.kind == DeviceKind::cuda) warm(spec, device, *warm_up);
+  if (warm_up) api::warm_layers({spec}, device, *warm_up);
   const uint64_t mask_hash = spec.effective_mask().hash();
   auto engine = api::engine_of(device).make_layer(spec);
   impl_.reset(new Impl{std::move(spec), device, mask_hash, std::move(engine)});

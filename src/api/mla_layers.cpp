@@ -83,11 +83,15 @@ Reasons own_reasons(const MlaSpec& spec) {
 
 }  // namespace
 
+std::vector<LayerSpec> layers_of(const MlaSpec& spec) {
+  return {api::new_tokens_layer(spec), api::context_layer(spec)};
+}
+
 std::vector<std::string> explain(const MlaSpec& spec, Device device) {
   Reasons reasons = own_reasons(spec);
   if (!reasons.empty()) return reasons;
   try {
-    for (const LayerSpec& layer : {api::new_tokens_layer(spec), api::context_layer(spec)}) {
+    for (const LayerSpec& layer : layers_of(spec)) {
       for (const Error& error : spec::reasons_against(layer, device)) {
         if (std::find(reasons.begin(), reasons.end(), error.what()) == reasons.end()) reasons.push_back(error.what());
       }

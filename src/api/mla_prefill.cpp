@@ -7,6 +7,7 @@
 #include "api/mla_layers.hpp"
 #include "api/mla_plan.hpp"
 #include "api/tensor_checks.hpp"
+#include "api/warm_layers.hpp"
 #include "core/checks.hpp"
 #include "plan/builder.hpp"
 
@@ -213,8 +214,13 @@ void MlaPrefill::Impl::check_forward(const Tensor& query, const Tensor& new_late
   }
 }
 
-MlaPrefill::MlaPrefill(MlaSpec spec, Device device) {
+MlaPrefill::MlaPrefill(MlaSpec spec, Device device, const std::optional<RequestBounds>& warm_up) {
   spec = checked(std::move(spec), device);
+  if (warm_up) {
+    WarmupOptions calls;
+    calls.gather_cache = calls.merge_states = true;
+    api::warm_layers(layers_of(spec), device, *warm_up, calls);
+  }
   Attention new_tokens(api::new_tokens_layer(spec), device);
   Attention context(api::context_layer(spec), device);
   const uint64_t new_tokens_mask = new_tokens.spec().effective_mask().hash();

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "api/warm_layers.hpp"
 #include "core/checks.hpp"
 #include "cuda/select.hpp"
 #include "jit/module.hpp"
@@ -86,6 +87,34 @@ cuda::DeviceFacts target_of(const WarmupOptions& options) {
   return cuda::device_facts(options.device.index);
 }
 
+// A layer that is shown some of its keys makes states, which ranks gather queries for and merge.
+bool makes_states(const LayerSpec& layer) { return layer.key_run != KeyRun::all || layer.shard.num_ranks > 1; }
+
+// Of the calls that belong to no layer.
+std::vector<jit::Source> single_call_sources(const WarmupOptions& options, const std::string& arch) {
+  std::vector<jit::Source> sources;
+  if (options.merge_states) sources.push_back(cuda::plain_source("merge_states", arch));
+  if (options.gather_cache) sources.push_back(cuda::plain_source("gather", arch));
+  if (options.cache_write) sources.push_back(cuda::cache_write_source(CacheScales::none, arch));
+  return sources;
+}
+
+// Layers that can run bring their kernels, others a reason.
+std::vector<jit::Source> sources_of(const std::vector<LayerSpec>& layers, WarmupOptions options,
+                                    const cuda::DeviceFacts& facts, std::vector<std::string>& skipped) {
+  std::vector<jit::Source> sources;
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (const auto reasons = spec::reasons_against(layers[i], {DeviceKind::cuda, 0}); !reasons.empty()) {
+      skipped.push_back(fmt::format("layer {}: {}", i, reasons.front().what()));
+      continue;
+    }
+    add_missing(sources, cuda::reachable_sources(layers[i], facts, options.bounds, options.planners));
+    if (makes_states(layers[i])) options.merge_states = options.gather_cache = true;
+  }
+  add_missing(sources, single_call_sources(options, facts.arch));
+  return sources;
+}
+
 }  // namespace
 
 WarmupResult warmup(const std::vector<LayerSpec>& layers, const WarmupOptions& options) {
@@ -97,20 +126,25 @@ WarmupResult warmup(const std::vector<LayerSpec>& layers, const WarmupOptions& o
   const Clock::time_point start = Clock::now();
   const cuda::DeviceFacts facts = target_of(options);
   WarmupResult result;
-  std::vector<jit::Source> sources;
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const auto reasons = spec::reasons_against(layers[i], {DeviceKind::cuda, 0});
-    if (reasons.empty()) {
-      add_missing(sources, cuda::reachable_sources(layers[i], facts, options.bounds));
-    } else {
-      result.skipped.push_back(fmt::format("layer {}: {}", i, reasons.front().what()));
-    }
-  }
-  if (!sources.empty()) add_missing(sources, cuda::operation_sources(facts));
+  const std::vector<jit::Source> sources = sources_of(layers, options, facts, result.skipped);
   result.kernels = WarmupRun(sources, options).run(options.num_threads != 0 ? options.num_threads : num_threads());
   result.seconds = seconds_since(start);
   return result;
 }
+
+namespace api {
+
+void warm_layers(const std::vector<LayerSpec>& layers, Device device, const RequestBounds& bounds,
+                 WarmupOptions calls) {
+  if (device.kind != DeviceKind::cuda) return;
+  calls.device = device;
+  calls.bounds = bounds;
+  for (const WarmedKernel& kernel : warmup(layers, calls).kernels) {
+    if (!kernel.error.empty()) refuse(kernel.name, kernel.error, "a kernel that compiles", ErrorCode::internal);
+  }
+}
+
+}  // namespace api
 
 std::vector<KernelChoice> kernel_choices(const LayerSpec& layer, const std::string& arch) {
   const cuda::DeviceFacts facts = arch.empty() ? cuda::device_facts(0) : cuda::facts_of_arch(arch);

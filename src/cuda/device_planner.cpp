@@ -8,11 +8,17 @@
 
 namespace qkv::cuda {
 
+std::array<jit::Source, 2> device_planner_sources(const LayerSpec& layer, const DeviceFacts& facts) {
+  return {forward_source(layer, {"plan_batch", facts.arch, 0, 0}),
+          forward_source(layer, {"plan_items", facts.arch, 0, 0})};
+}
+
 DevicePlanner::DevicePlanner(const LayerSpec& layer, const DeviceFacts& facts, const index::CutRules& rules)
-    : rules_(rules),
-      num_multiprocessors_(facts.num_multiprocessors),
-      plan_batch_(&jit::kernels().get(forward_source(layer, {"plan_batch", facts.arch, 0, 0}))),
-      plan_items_(&jit::kernels().get(forward_source(layer, {"plan_items", facts.arch, 0, 0}))) {}
+    : rules_(rules), num_multiprocessors_(facts.num_multiprocessors) {
+  const auto sources = device_planner_sources(layer, facts);
+  plan_batch_ = &jit::kernels().get(sources[0]);
+  plan_items_ = &jit::kernels().get(sources[1]);
+}
 
 void DevicePlanner::run(const plan::DeviceBatch& batch, const plan::PlanCapacity& capacity, DevicePlan& plan,
                         jit::CUstream stream) const {

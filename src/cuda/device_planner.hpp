@@ -1,10 +1,15 @@
 // Plans made by the device itself, from arrays that lie there: two small launches, which a graph can capture.
 #pragma once
 
+#include <array>
+
 #include "cuda/placed_plan.hpp"
 #include "jit/module.hpp"
 
 namespace qkv::cuda {
+
+// Its kernels, in the order in which they run.
+std::array<jit::Source, 2> device_planner_sources(const LayerSpec& layer, const DeviceFacts& facts);
 
 class DevicePlanner {
  public:

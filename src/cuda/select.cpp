@@ -7,6 +7,7 @@
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/shown_keys.hpp"
 #include "core/trace.hpp"
+#include "cuda/device_planner.hpp"
 #include "cuda/device_rules.hpp"
 #include "cuda/forward_sm80.hpp"
 
@@ -36,10 +37,29 @@ bool may_join(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_l
   return cut.few_rows && kv_len > cut.split_keys;
 }
 
-// Whether two such requests may have a whole split in common, and their rows room in one item.
-bool may_share(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_len, int32_t seq_len) {
-  const bool fits = int64_t{2} * q_len * layer.group_size() <= max_shared_rows(layer, kernels);
-  return has_common_keys(layer) && fits && may_join(layer, kernels, q_len, seq_len);
+// Whether the rows of two such requests have room in one item.
+bool may_share(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_len) {
+  return has_common_keys(layer) && int64_t{2} * q_len * layer.group_size() <= max_shared_rows(layer, kernels);
+}
+
+// A batch's own launches. The longest request is cut into the most splits; shorter ones are among the launches without
+// clusters. Requests that share have a whole split in common.
+bool is_launched_by_batch(const LayerSpec& layer, const ForwardKernels& kernels, const RequestBounds& bounds,
+                          const TracePoint& at) {
+  const auto q_len = static_cast<int32_t>(at.at("q_len"));
+  const bool clustered = at.at("clustered") != 0;
+  const bool shared = at.at("shared_rows") != 0;
+  if (!clustered && !shared) return true;
+  if (clustered && shared) return false;
+  return may_join(layer, kernels, q_len, bounds.max_model_len) && (clustered || may_share(layer, kernels, q_len));
+}
+
+// A planner's are made for all of its batches: clustered, or of shared rows; and what the device plans shares nothing.
+bool is_launched_by_planner(const LayerSpec& layer, const ForwardKernels& kernels, PlannerUse planners,
+                            const TracePoint& at) {
+  const bool shared = at.at("shared_rows") != 0;
+  if (shared == (at.at("clustered") != 0)) return false;
+  return !shared || (planners == PlannerUse::host && may_share(layer, kernels, static_cast<int32_t>(at.at("q_len"))));
 }
 
 // Requests of one token, two, … until all rows are many: from there on nothing changes any more.
@@ -82,7 +102,8 @@ ForwardKey forward_key(const LayerSpec& layer, const DeviceFacts& facts, const L
   }
   if (!kernels.few_rows_sm90) return ForwardSm80::key(layer, facts, kSm80FewRows, launch.shared_rows);
   const int32_t tile_q = few_rows::tile_rows(static_cast<int>(launch.num_rows));
-  return ForwardSm90FewRows::key(layer, facts, {tile_q, launch.few_items, launch.clustered, false, launch.shared_rows});
+  return ForwardSm90FewRows::key(layer, facts,
+                                 {tile_q, launch.few_items, launch.clustered, launch.takes_turns, launch.shared_rows});
 }
 
 index::RequestCut cut_request(const LayerSpec& layer, const ForwardKernels& kernels, int32_t q_len, int32_t kv_len) {
@@ -111,37 +132,31 @@ plan::CutBounds cut_bounds(const LayerSpec& layer, const ForwardKernels& kernels
 }
 
 std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceFacts& facts,
-                                           const RequestBounds& bounds) {
+                                           const RequestBounds& bounds, PlannerUse planners) {
   const ForwardKernels kernels = forward_kernels(layer, facts);
+  if (plan::reason_against_plans_on_device(layer)) planners = std::min(planners, PlannerUse::host);
   TraceDomain launches;  // of one list of items each
   launches.add("q_len", query_lengths(kernels, bounds.max_query_len))
       .add("few_items", Axis::choices({1, 0}))
       .add("clustered", Axis::choices({1, 0}))
-      .add("shared_rows", Axis::choices({0, 1}));
-  // The longest request is cut into the most splits; shorter ones are among the launches without clusters.
+      .add("shared_rows", Axis::choices({0, 1}))
+      .add("takes_turns", planners == PlannerUse::none ? Axis::choices({0}) : Axis::choices({0, 1}));
   launches.keep_if([&](const TracePoint& at) {
-    return at.at("clustered") == 0 ||
-           may_join(layer, kernels, static_cast<int32_t>(at.at("q_len")), bounds.max_model_len);
-  });
-  launches.keep_if([&](const TracePoint& at) {
-    if (at.at("shared_rows") == 0) return true;
-    return at.at("clustered") == 0 &&
-           may_share(layer, kernels, static_cast<int32_t>(at.at("q_len")), bounds.max_model_len);
+    return at.at("takes_turns") == 0 ? is_launched_by_batch(layer, kernels, bounds, at)
+                                     : is_launched_by_planner(layer, kernels, planners, at);
   });
   std::vector<jit::Source> sources = trace(launches, [&](const TracePoint& at) {
-    return forward_source(layer, forward_key(layer, facts,
-                                             {at.at("q_len") * layer.group_size(), at.at("few_items") != 0,
-                                              at.at("clustered") != 0, at.at("shared_rows") != 0}));
+    const LaunchKind launch{at.at("q_len") * layer.group_size(), at.at("few_items") != 0, at.at("clustered") != 0,
+                            at.at("shared_rows") != 0, at.at("takes_turns") != 0};
+    return forward_source(layer, forward_key(layer, facts, launch));
   });
+  if (planners == PlannerUse::device) {
+    for (jit::Source& source : device_planner_sources(layer, facts)) sources.push_back(std::move(source));
+  }
   sources.push_back(plain_source("merge_plan_states", facts.arch));
   if (layer.cache) sources.push_back(cache_write_source(layer.cache->scales, facts.arch));
   if (layer.cache && is_checked_mode()) sources.push_back(plain_source("check_indices", facts.arch));
   return sources;
-}
-
-std::vector<jit::Source> operation_sources(const DeviceFacts& facts) {
-  return {plain_source("merge_states", facts.arch), plain_source("cache_write", facts.arch),
-          plain_source("cache_quantise", facts.arch), plain_source("gather", facts.arch)};
 }
 
 }  // namespace qkv::cuda

@@ -40,14 +40,13 @@ struct LaunchKind {
   bool few_items;            // at most one a multiprocessor
   bool clustered;            // splits join within clusters
   bool shared_rows = false;  // an item's rows are of several requests
+  bool takes_turns = false;  // a planner's: its items may be more than its CTAs
 };
 ForwardKey forward_key(const LayerSpec& layer, const DeviceFacts& facts, const LaunchKind& launch);
 
-// forward_key() traced over all launches of requests within the bounds, then the small kernels of the layer. Each once.
+// forward_key() traced over all launches of requests within the bounds, and of the layer's planners, then the small
+// kernels of the layer. Each once.
 std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceFacts& facts,
-                                           const RequestBounds& bounds);
-
-// Of the calls that belong to no layer: merge_states, cache_write, gather_cache.
-std::vector<jit::Source> operation_sources(const DeviceFacts& facts);
+                                           const RequestBounds& bounds, PlannerUse planners = PlannerUse::none);
 
 }  // namespace qkv::cuda

@@ -62,24 +62,6 @@ Share many_rows_share(const PlanLimits& limits, const CutBounds& bounds, int32_t
   return share;
 }
 
-// The device's planner classifies tiles by what it knows of a whole request, and knows no tokens one by one.
-void check_plans_on_device(const LayerSpec& layer) {
-  if (layer.cache && layer.cache->scales == CacheScales::per_request_head) {
-    refuse("limits.plans_on_device", "true, for a cache with scales per request",
-           "false: which request a slot belongs to is found on the host", ErrorCode::unsupported);
-  }
-  const mask::Program program = mask::compile(layer.effective_mask());
-  bool has_token_operands = false;
-  for (const OperandDeclaration& operand : program.operands) {
-    has_token_operands |= operand.scope != OperandScope::request;
-  }
-  if (has_token_operands || program.depends_on_head) {
-    refuse("limits.plans_on_device", fmt::format("true, for the mask {}", layer.effective_mask().text()),
-           "false: the mask names heads or has operands of single tokens; plan such batches from host arrays",
-           ErrorCode::unsupported);
-  }
-}
-
 template <class Int>
 void check_at_least(const char* name, Int value, Int least) {
   if (value < least) refuse(fmt::format("limits.{}", name), value, fmt::format("{} or more", least));
@@ -87,13 +69,34 @@ void check_at_least(const char* name, Int value, Int least) {
 
 }  // namespace
 
+// The device's planner classifies tiles by what it knows of a whole request, and knows no tokens one by one.
+std::optional<Error> reason_against_plans_on_device(const LayerSpec& layer) {
+  constexpr const char* kName = "limits.plans_on_device";
+  if (layer.cache && layer.cache->scales == CacheScales::per_request_head) {
+    return Error(ErrorCode::unsupported, kName, "true, for a cache with scales per request",
+                 "false: which request a slot belongs to is found on the host");
+  }
+  const mask::Program program = mask::compile(layer.effective_mask());
+  bool has_token_operands = false;
+  for (const OperandDeclaration& operand : program.operands) {
+    has_token_operands |= operand.scope != OperandScope::request;
+  }
+  if (has_token_operands || program.depends_on_head) {
+    return Error(ErrorCode::unsupported, kName, fmt::format("true, for the mask {}", layer.effective_mask().text()),
+                 "false: the mask names heads or has operands of single tokens; plan such batches from host arrays");
+  }
+  return std::nullopt;
+}
+
 PlanLimits checked_limits(const LayerSpec& layer, PlanLimits limits) {
   check_at_least("max_requests", limits.max_requests, 1);
   check_at_least<int64_t>("max_tokens", limits.max_tokens, 1);
   check_at_least("max_query_len", limits.max_query_len, 0);
   check_at_least("max_seq_len", limits.max_seq_len, 1);
   check_at_least<int64_t>("max_keys", limits.max_keys, 0);
-  if (limits.plans_on_device) check_plans_on_device(layer);
+  if (limits.plans_on_device) {
+    if (const auto reason = reason_against_plans_on_device(layer)) throw *reason;
+  }
   if (limits.max_tokens > INT32_MAX) refuse("limits.max_tokens", limits.max_tokens, "below 2^31");
   if (layer.cache) {
     check_at_least("num_pages", limits.num_pages, 1);

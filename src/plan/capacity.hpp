@@ -1,10 +1,13 @@
 // How large the arrays of a plan can become for any batch within declared maxima: bounds, never estimates.
 #pragma once
 
+#include <optional>
+
 #include "core/index/split_bounds.hpp"
 #include "mask/program.hpp"
 #include "qkv/layer.hpp"
 #include "qkv/planner.hpp"
+#include "qkv/status.hpp"
 
 namespace qkv::plan {
 
@@ -45,6 +48,9 @@ struct PlanCapacity {
 PlanLimits shown_limits(const LayerSpec& layer, PlanLimits limits);
 
 PlanCapacity capacity_of(const LayerSpec& layer, const PlanLimits& limits, const CutBounds& bounds);
+
+// Why a planner of the layer cannot have limits.plans_on_device; none: it can.
+std::optional<Error> reason_against_plans_on_device(const LayerSpec& layer);
 
 // Refuses what cannot be meant and fills in what 0 stands for.
 PlanLimits checked_limits(const LayerSpec& layer, PlanLimits limits);

@@ -9,6 +9,7 @@
 #include "jit/needs_nvrtc.hpp"
 #include "qkv/compile.hpp"
 #include "qkv/cuda.hpp"
+#include "qkv/mla_prefill.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv {
@@ -54,20 +55,79 @@ TEST_F(Warmup, compiles_each_kernel_once_and_then_no_more) {
   const int64_t before = num_compiles();
   const std::vector<LayerSpec> layers = {gpu_layer(32), gpu_layer(32), gpu_layer(40)};
   const WarmupResult first = warmup(layers, for_sm80());
-  // Two layers alike: 2 · 3 forward kernels, merge_plan_states, cache_write, cache_quantise, merge_states.
-  EXPECT_THAT(first.kernels, SizeIs(11));
+  // Two layers alike: 2 · 3 forward kernels, of few rows, of several requests', of many; merge_plan_states,
+  // cache_write.
+  EXPECT_THAT(first.kernels, SizeIs(8));
   EXPECT_THAT(first.skipped, IsEmpty());
   std::set<std::string> names;
   for (const WarmedKernel& kernel : first.kernels) {
     EXPECT_EQ(kernel.error, "");
     names.insert(kernel.name);
   }
-  EXPECT_THAT(names, SizeIs(11));
+  EXPECT_THAT(names, SizeIs(8));
   const int64_t after = num_compiles();
-  EXPECT_LE(after - before, 11);  // fewer where the cache has some
+  EXPECT_LE(after - before, 8);  // fewer where the cache has some
   const WarmupResult second = warmup(layers, for_sm80());
   EXPECT_EQ(num_compiles(), after);
   for (const WarmedKernel& kernel : second.kernels) EXPECT_FALSE(kernel.compiled);
+}
+
+std::vector<std::string> names_of(const std::vector<LayerSpec>& layers, const WarmupOptions& options) {
+  std::vector<std::string> names;
+  for (const WarmedKernel& kernel : warmup(layers, options).kernels) {
+    EXPECT_EQ(kernel.error, "");
+    names.push_back(kernel.name.substr(0, kernel.name.find(' ')));
+  }
+  return names;
+}
+
+// What a run does not call is not compiled for it.
+TEST_F(Warmup, calls_that_belong_to_no_layer_are_compiled_where_the_run_makes_them) {
+  WarmupOptions options = for_sm80();
+  EXPECT_THAT(names_of({}, options), IsEmpty());
+  options.gather_cache = true;
+  EXPECT_THAT(names_of({}, options), ElementsAre("gather"));
+  options.merge_states = options.cache_write = true;
+  EXPECT_THAT(names_of({}, options), ElementsAre("merge_states", "gather", "cache_write"));
+}
+
+TEST_F(Warmup, planners_on_the_device_have_two_kernels_more) {
+  WarmupOptions options = for_sm80();
+  const std::vector<std::string> alone = names_of({gpu_layer(32)}, options);
+  options.planners = PlannerUse::device;
+  const std::vector<std::string> with_planners = names_of({gpu_layer(32)}, options);
+  EXPECT_THAT(alone, ::testing::Not(::testing::Contains("plan_batch")));
+  EXPECT_THAT(with_planners, ::testing::IsSupersetOf({"plan_batch", "plan_items"}));
+  EXPECT_EQ(with_planners.size(), alone.size() + 2);
+}
+
+// Both masks differ, and the states over the context are f32.
+TEST(LayersOf, latent_attention_are_new_tokens_and_context) {
+  MlaSpec spec;
+  spec.num_heads = 4;
+  spec.qk_nope_head_dim = spec.v_head_dim = 128;
+  spec.qk_rope_head_dim = 64;
+  spec.kv_lora_rank = 512;
+  spec.sinks = {1, 2, 3, 4};
+  const std::vector<LayerSpec> layers = layers_of(spec);
+  ASSERT_THAT(layers, SizeIs(2));
+  EXPECT_EQ(layers[0].head_dim, 192);
+  EXPECT_EQ(layers[0].value_dim(), 128);
+  EXPECT_EQ(layers[0].effective_mask().text(), mask::causal().text());
+  EXPECT_EQ(layers[1].effective_mask().text(), mask::everything().text());
+  EXPECT_EQ(layers[1].out_dtype(), DType::f32);
+  EXPECT_THAT(layers[1].sinks, IsEmpty()) << "they join once";
+}
+
+// Whether it is ContextParallel that runs them or the caller.
+TEST_F(Warmup, states_over_some_of_the_keys_are_merged) {
+  LayerSpec layer = gpu_layer(32);
+  EXPECT_THAT(names_of({layer}, for_sm80()), ::testing::Not(::testing::Contains("merge_states")));
+  layer.key_run = KeyRun::context;
+  EXPECT_THAT(names_of({layer}, for_sm80()), ::testing::IsSupersetOf({"merge_states", "gather"}));
+  layer.key_run = KeyRun::all;
+  layer.shard = {0, 2, 1};
+  EXPECT_THAT(names_of({layer}, for_sm80()), ::testing::IsSupersetOf({"merge_states", "gather"}));
 }
 
 TEST_F(Warmup, progress_counts_every_kernel_though_threads_share_the_work) {
@@ -76,12 +136,12 @@ TEST_F(Warmup, progress_counts_every_kernel_though_threads_share_the_work) {
   std::vector<int32_t> counts;
   std::vector<std::string> names;
   options.on_progress = [&](int32_t done, int32_t total, const WarmedKernel& kernel) {
-    EXPECT_EQ(total, 8);
+    EXPECT_EQ(total, 5);
     counts.push_back(done);
     names.push_back(kernel.name);
   };
   const WarmupResult result = warmup({gpu_layer(48)}, options);
-  EXPECT_THAT(counts, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+  EXPECT_THAT(counts, ElementsAre(1, 2, 3, 4, 5));
   std::vector<std::string> expected;
   for (const WarmedKernel& kernel : result.kernels) expected.push_back(kernel.name);
   EXPECT_THAT(names, ::testing::UnorderedElementsAreArray(expected));
@@ -103,7 +163,7 @@ TEST_F(Warmup, layers_that_cannot_run_are_skipped_with_the_reason) {
   LayerSpec refused = gpu_layer(32);
   refused.head_dim = 36;
   const WarmupResult result = warmup({gpu_layer(32), refused}, for_sm80());
-  EXPECT_THAT(result.kernels, SizeIs(8));
+  EXPECT_THAT(result.kernels, SizeIs(5));
   EXPECT_THAT(result.skipped, ElementsAre(HasSubstr("layer 1: head_dim: got 36")));
 }
 

@@ -7,8 +7,11 @@
 #include <random>
 #include <set>
 
+#include "cuda/device_planner.hpp"
 #include "cuda/device_rules.hpp"
 #include "cuda/few_rows_lists.hpp"
+#include "cuda/forward_sm80.hpp"
+#include "cuda/plan_lists.hpp"
 #include "cuda/shared_lists.hpp"
 #include "jit/module.hpp"
 #include "plan/builder.hpp"
@@ -216,6 +219,84 @@ TEST(select, keys_need_no_device_and_say_nothing_of_its_size) {
   larger.num_multiprocessors = 1000;
   EXPECT_EQ(texts_of(reachable_sources(layer, facts_of_arch("sm_90a"), {})),
             texts_of(reachable_sources(layer, larger, {})));
+}
+
+// The sources that the engine asks for when it makes such a planner.
+std::set<std::string> sources_of_planner(const LayerSpec& layer, const DeviceFacts& facts, const PlanLimits& given) {
+  const ForwardKernels kernels = forward_kernels(layer, facts);
+  const PlanLimits limits = plan::checked_limits(layer, given);
+  PlacementRules rules;
+  rules.few_rows_sm90 = kernels.few_rows_sm90;
+  rules.max_few_rows = kernels.cut.few_rows;
+  rules.max_shared_rows = max_shared_rows(layer, kernels);
+  const plan::PlanCapacity capacity = plan::capacity_of(layer, limits, cut_bounds(layer, kernels));
+  const auto bytes = array_bytes(layer, rules, capacity);
+  std::set<std::string> texts;
+  const auto add = [&](int32_t array, int32_t tile_q, bool shared_rows) {
+    const auto most_items = static_cast<int64_t>(bytes[array] / sizeof(FewRowsItem));
+    if (most_items == 0) return;
+    const int64_t on_grid = shared_rows ? most_items : items_of_clustered_room(most_items);
+    texts.insert(jit::key_text(forward_source(
+        layer, ForwardSm90FewRows::key(
+                   layer, facts, {tile_q, on_grid <= facts.num_multiprocessors, !shared_rows, true, shared_rows}))));
+  };
+  for (int32_t tile = 0; tile < kFewRowsTiles && kernels.few_rows_sm90; ++tile) {
+    add(kFewRowsSm90 + tile, 4 << tile, false);
+    add(kSharedSm90 + tile, 4 << tile, true);
+  }
+  if (bytes[kSharedItems] > 0) {
+    texts.insert(jit::key_text(forward_source(layer, ForwardSm80::key(layer, facts, kernels.cut.few_rows, true))));
+  }
+  if (!capacity.on_device) return texts;
+  for (const jit::Source& source : device_planner_sources(layer, facts)) texts.insert(jit::key_text(source));
+  return texts;
+}
+
+PlanLimits random_limits(std::mt19937& random, const LayerSpec& layer, bool on_device) {
+  const auto upto = [&](int32_t most) { return std::uniform_int_distribution(1, most)(random); };
+  PlanLimits limits;
+  limits.max_requests = upto(std::vector{1, 4, 30, 500}[upto(4) - 1]);
+  limits.max_query_len = upto(std::vector{1, 8, 40, 700}[upto(4) - 1]);
+  limits.max_tokens = int64_t{limits.max_requests} * limits.max_query_len;
+  limits.max_seq_len = upto(std::vector{100, 1000, 40'000}[upto(3) - 1]);
+  if (layer.cache) limits.num_pages = 5000;
+  limits.plans_on_device = on_device;
+  return limits;
+}
+
+TEST(select, planners_reach_what_is_traced_for_them_and_all_of_it) {
+  LayerSpec paged = gpu_layer(8, 2, 128);
+  paged.cache = CacheSpec{16};
+  LayerSpec scaled = paged;
+  scaled.kv_dtype = DType::f8e4m3;
+  scaled.cache->scales = CacheScales::per_head;
+  for (const char* arch : {"sm_90a", "sm_80"}) {
+    for (const LayerSpec& layer : {paged, scaled, gpu_layer(4, 4, 192, 128), gpu_layer(40, 1, 64)}) {
+      for (const PlannerUse use : {PlannerUse::host, PlannerUse::device}) {
+        const DeviceFacts facts = facts_of(arch);
+        const std::vector<jit::Source> traced = reachable_sources(layer, facts, {}, use);
+        const std::set<std::string> of_batches = texts_of(reachable_sources(layer, facts, {}));
+        const std::set<std::string> expected = texts_of(traced);
+        std::set<std::string> reached = of_batches;
+        std::mt19937 random(5);
+        for (int32_t i = 0; i < 400; ++i) {
+          reached.merge(sources_of_planner(layer, facts, random_limits(random, layer, use == PlannerUse::device)));
+        }
+        EXPECT_TRUE(std::includes(expected.begin(), expected.end(), reached.begin(), reached.end()));
+        for (const jit::Source& source : traced) {
+          EXPECT_TRUE(reached.contains(jit::key_text(source))) << "no planner reaches " << source.name;
+        }
+      }
+    }
+  }
+}
+
+TEST(select, layers_that_the_device_cannot_plan_for_are_planned_on_the_host) {
+  LayerSpec layer = gpu_layer(8, 2, 128);
+  layer.mask = mask::causal() & (mask::q_head() > 3);
+  const DeviceFacts facts = facts_of("sm_90a");
+  EXPECT_EQ(texts_of(reachable_sources(layer, facts, {}, PlannerUse::device)),
+            texts_of(reachable_sources(layer, facts, {}, PlannerUse::host)));
 }
 
 TEST(select, cache_and_merge_kernels_belong_to_the_layer) {

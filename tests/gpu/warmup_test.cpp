@@ -1,4 +1,4 @@
-// A warmed layer meets no batch that needs the compiler. Skipped where there is no GPU.
+// A warmed layer meets no batch and makes no planner that needs the compiler. Skipped where there is no GPU.
 #include "qkv/warmup.hpp"
 
 #include <random>
@@ -6,6 +6,7 @@
 #include "cuda/memory.hpp"
 #include "cuda/select.hpp"
 #include "qkv/compile.hpp"
+#include "qkv/mla_prefill.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv {
@@ -25,25 +26,84 @@ TEST_F(gpu_warmup, table_of_architectures_says_what_the_device_says) {
   EXPECT_EQ(cuda::facts_of_arch(facts.arch).max_shared_bytes, facts.max_shared_bytes);
 }
 
-TEST_F(gpu_warmup, random_batches_start_no_compiler) {
-  LayerSpec layer = testing::layer_of(8, 2, 128);
-  layer.query_dtype = layer.kv_dtype = DType::bf16;
-  const Attention attention(layer, kGpu, RequestBounds{});
-  const int64_t before = num_compiles();
-  std::mt19937 random(11);
-  const auto upto = [&](int32_t most) { return std::uniform_int_distribution(0, most)(random); };
-  for (int32_t i = 0; i < 1000; ++i) {
+// Lengths of steps of every kind: of one token each, of drafts, of prompts; few requests and many.
+struct RandomStep {
+  RandomStep(std::mt19937& random, bool many_requests) {
+    const auto upto = [&](int32_t most) { return std::uniform_int_distribution(0, most)(random); };
     const int32_t longest_query = std::vector{1, 8, 40, 700}[upto(3)];
     const int32_t longest = std::vector{100, 1000, 5000, 20'000}[upto(3)];
-    std::vector<int32_t> starts = {0}, kv_lens;
-    for (int32_t r = upto(i % 10 == 0 ? 300 : 8); r >= 0; --r) {
+    for (int32_t r = upto(many_requests ? 300 : 8); r >= 0; --r) {
       kv_lens.push_back(upto(longest));
       starts.push_back(starts.back() + std::min(kv_lens.back(), upto(longest_query)));
     }
-    Batch batch;
     batch.query_start_loc = testing::view(starts);
     batch.seq_lens = testing::view(kv_lens);
-    attention.plan(batch);
+  }
+  RandomStep(const RandomStep&) = delete;  // views point inside
+
+  std::vector<int32_t> starts = {0}, kv_lens;
+  Batch batch;
+};
+
+LayerSpec warmed_layer() {
+  LayerSpec layer = testing::layer_of(8, 2, 128);
+  layer.query_dtype = layer.kv_dtype = DType::bf16;
+  return layer;
+}
+
+TEST_F(gpu_warmup, random_batches_start_no_compiler) {
+  const Attention attention(warmed_layer(), kGpu, RequestBounds{});
+  const int64_t before = num_compiles();
+  std::mt19937 random(11);
+  for (int32_t i = 0; i < 1000; ++i) {
+    const RandomStep step(random, i % 10 == 0);
+    attention.plan(step.batch);
+    ASSERT_EQ(num_compiles(), before) << "batch " << i;
+  }
+}
+
+TEST_F(gpu_warmup, planners_start_no_compiler) {
+  LayerSpec layer = warmed_layer();
+  layer.cache = CacheSpec{16};
+  for (const PlannerUse use : {PlannerUse::host, PlannerUse::device}) {
+    WarmupOptions options;
+    options.planners = use;
+    for (const WarmedKernel& kernel : warmup({layer}, options).kernels) EXPECT_EQ(kernel.error, "") << kernel.name;
+    const Attention attention(layer, kGpu);
+    const int64_t before = num_compiles();
+    for (const int32_t max_requests : {1, 7, 64, 300}) {
+      for (const int32_t max_query_len : {1, 4, 600}) {
+        PlanLimits limits;
+        limits.max_requests = max_requests;
+        limits.max_query_len = max_query_len;
+        limits.max_tokens = int64_t{max_requests} * max_query_len;
+        limits.max_seq_len = 4000;
+        limits.num_pages = 2000;
+        limits.plans_on_device = use == PlannerUse::device;
+        attention.planner(limits);
+        ASSERT_EQ(num_compiles(), before) << max_requests << " requests of " << max_query_len;
+      }
+    }
+  }
+}
+
+TEST_F(gpu_warmup, steps_of_a_warmed_latent_layer_start_no_compiler) {
+  MlaSpec spec;
+  spec.num_heads = 16;
+  spec.qk_nope_head_dim = spec.v_head_dim = 128;
+  spec.qk_rope_head_dim = 64;
+  spec.kv_lora_rank = 512;
+  const MlaPrefill prefill(spec, kGpu, RequestBounds{});
+  const int64_t before = num_compiles();
+  ContextChunkOptions options;
+  options.workspace_tokens = 8192;
+  std::mt19937 random(12);
+  for (int32_t i = 0; i < 300; ++i) {
+    RandomStep step(random, false);
+    const auto num_requests = static_cast<int64_t>(step.kv_lens.size());
+    const std::vector<int32_t> table(num_requests * (20'000 / 16 + 1), 0);
+    step.batch.block_table = Tensor::contiguous(table.data(), DType::i32, {num_requests, 20'000 / 16 + 1});
+    prefill.plan(step.batch, options);
     ASSERT_EQ(num_compiles(), before) << "batch " << i;
   }
 }

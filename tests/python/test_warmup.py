@@ -23,9 +23,9 @@ needs_nvrtc = pytest.mark.skipif("libnvrtc: got" in qkv.info(), reason="needs NV
 def test_each_kernel_is_told_and_a_second_warmup_compiles_nothing():
     told = []
     result = qkv.warmup([gpu_layer(), gpu_layer()], arch="sm_80", on_progress=lambda *news: told.append(news))
-    assert [(done, total) for done, total, _ in told] == [(i + 1, 7) for i in range(7)]
+    assert [(done, total) for done, total, _ in told] == [(i + 1, 5) for i in range(5)]
     assert {kernel.name for _, _, kernel in told} == {kernel.name for kernel in result.kernels}
-    assert [kernel.error for kernel in result.kernels] == [""] * 7
+    assert [kernel.error for kernel in result.kernels] == [""] * 5
     assert result.skipped == []
     before = qkv.num_compiles()
     assert not any(kernel.compiled for kernel in qkv.warmup([gpu_layer()], arch="sm_80").kernels)
@@ -33,10 +33,30 @@ def test_each_kernel_is_told_and_a_second_warmup_compiles_nothing():
 
 
 @needs_nvrtc
+def test_latent_layers_bring_their_gathers_and_merges():
+    spec = qkv.MlaSpec(num_heads=2, qk_nope_head_dim=16, v_head_dim=16, kv_lora_rank=32)
+    names = [kernel.name for kernel in qkv.warmup([spec], arch="sm_80").kernels]
+    assert "gather sm_80" in names
+    assert "merge_states sm_80" in names
+    assert "cache_write sm_80" not in names
+    more = [kernel.name for kernel in qkv.warmup([spec], arch="sm_80", cache_write=True).kernels]
+    assert set(more) - set(names) == {"cache_write sm_80"}
+
+
+@needs_nvrtc
+def test_planners_have_kernels_of_their_own():
+    names = {kernel.name for kernel in qkv.warmup([gpu_layer()], arch="sm_80").kernels}
+    device = {kernel.name for kernel in qkv.warmup([gpu_layer()], arch="sm_80", planners="device").kernels}
+    assert len([name for name in device - names if name.startswith("plan_")]) == 2
+    with pytest.raises(qkv.Error, match="none, host or device"):
+        qkv.warmup([gpu_layer()], arch="sm_80", planners="some")
+
+
+@needs_nvrtc
 def test_bounds_leave_kernels_out():
     bounds = qkv.RequestBounds(max_query_len=1)
     assert (bounds.max_query_len, bounds.max_model_len) == (1, np.iinfo(np.int32).max)
-    assert len(qkv.warmup([gpu_layer()], arch="sm_80", bounds=bounds).kernels) == 6
+    assert len(qkv.warmup([gpu_layer()], arch="sm_80", bounds=bounds).kernels) == 4
 
 
 @needs_nvrtc

@@ -136,11 +136,24 @@ TEST(ModelConfig, deepseek_expands_for_prompts_and_absorbs_for_decode) {
   EXPECT_EQ(expanded.head_dim_v, 128);
   EXPECT_FALSE(expanded.cache);
   EXPECT_EQ(mask_of(model.kinds[1]), mask::everything().text()) << "context comes before all new tokens";
+  EXPECT_EQ(model.kinds[1].spec.out_dtype(), DType::f32) << "states that are merged, as MlaPrefill makes them";
+  EXPECT_TRUE(model.has_latent_cache);
   const LayerSpec& absorbed = model.kinds[2].spec;
   EXPECT_EQ(absorbed.num_kv_heads, 1);
   EXPECT_EQ(absorbed.head_dim, 576);
   EXPECT_EQ(absorbed.head_dim_v, 512);
   EXPECT_FLOAT_EQ(absorbed.effective_scale(), 1 / std::sqrt(192.0F));
+}
+
+TEST(ModelConfig, caches_of_8_bit_floats_have_scales) {
+  const LayerSpec spec = model_of("llama", {.kv_dtype = DType::f8e4m3}).kinds[0].spec;
+  EXPECT_EQ(spec.query_dtype, DType::bf16);
+  EXPECT_EQ(spec.kv_dtype, DType::f8e4m3);
+  EXPECT_EQ(spec.cache->scales, CacheScales::per_tensor);
+  EXPECT_EQ(model_of("llama", {.kv_dtype = DType::f16}).kinds[0].spec.cache->scales, CacheScales::none);
+  const ServingOptions per_head = {.kv_dtype = DType::f8e5m2, .cache_scales = CacheScales::per_head};
+  EXPECT_EQ(model_of("gemma2", per_head).kinds[1].spec.cache->scales, CacheScales::per_head);
+  EXPECT_EQ(model_of("deepseek_v3", {.kv_dtype = DType::bf16}).kinds.size(), 3U) << "what it has anyway";
 }
 
 TEST(ModelConfig, runs_of_layers_are_told_as_ranges) {
@@ -179,6 +192,18 @@ TEST_F(Changed, file_that_is_no_config) {
   EXPECT_THAT(error_of(write_text("{\"model_type\": ")).value(), HasSubstr("no JSON"));
   EXPECT_THAT(error_of(write_text("[1]")).value(), "JSON that is no object");
   EXPECT_THAT(error_of(write_text("")).value(), HasSubstr("no JSON"));
+}
+
+TEST_F(Changed, latents_are_cached_in_the_models_dtype) {
+  const Error error = error_of(path_of("deepseek_v3"), {.kv_dtype = DType::f8e4m3});
+  EXPECT_EQ(error.code(), ErrorCode::unsupported);
+  EXPECT_EQ(error.argument(), "kv-dtype");
+}
+
+TEST_F(Changed, scales_belong_to_caches_of_8_bit_floats) {
+  const Error error = error_of(path_of("llama"), {.cache_scales = CacheScales::per_head});
+  EXPECT_EQ(error.argument(), "kv-scales");
+  EXPECT_EQ(error.value(), "per_head");
 }
 
 TEST_F(Changed, ranks_that_do_not_divide_the_heads) {

@@ -13,8 +13,8 @@ import unittest
 
 QKV = sys.argv[1]
 MODELS = pathlib.Path(__file__).resolve().parent / "models"
-# On sm_80: few and many rows, merge_plan_states, cache_write; of no layer: cache_quantise, gather, merge_states.
-NUM_KERNELS = 8
+# On sm_80: few rows, those of several requests, many rows, merge_plan_states, cache_write.
+NUM_KERNELS = 5
 NUM_PROCESSES = 8
 
 
@@ -75,6 +75,35 @@ class Commands(unittest.TestCase):
     def test_bounds_compile_less(self):
         out = self.run_qkv("warmup", "--model", self.config, "--arch", "sm_80", "--max-model-len", 1, "--jobs", 1)
         self.assertIn(f"{NUM_KERNELS - 2} kernels", out)
+        self.assertNotIn("shared_rows 1", out)
+        self.assertEqual(1, out.count("forward_sm80"))
+
+    def test_reach_is_exact(self):
+        out = self.warm_up()
+        for unreached in ("gather", "merge_states", "cache_quantise", "plan_batch"):
+            self.assertNotIn(f"{unreached} ", out)
+        device = self.run_qkv("warmup", "--model", self.config, "--arch", "sm_80", "--planners", "device")
+        self.assertIn("plan_batch ", device)
+        self.assertIn("2 compiled", device)
+        scaled = self.run_qkv(
+            *("warmup", "--model", self.config, "--arch", "sm_80"), *("--kv-dtype", "f8e4m3", "--kv-scales", "per_head")
+        )
+        self.assertIn("cache_quantise ", scaled)
+        self.assertNotIn("cache_write ", scaled)
+        self.assertIn("f8e4m3 scales per_head", scaled)
+
+    def test_latent_layers_bring_what_their_chunk_loop_runs(self):
+        config = json.loads((MODELS / "deepseek_v3.json").read_text())
+        small = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "kv_lora_rank": 600}
+        self.config.write_text(json.dumps(config | small))
+        out = self.run_qkv("warmup", "--model", self.config, "--arch", "sm_80", "--tp", 64)
+        for kernel in ("gather ", "merge_states ", "cache_write ", "bf16->f32 d24/16", "bf16->bf16 d24/16"):
+            self.assertIn(kernel, out)
+        self.assertIn("skipped: latent attention, absorbed: decode", out)
+        self.assertIn("latents are cached as", self.why_not("--kv-dtype", "f8e4m3"))
+
+    def why_not(self, *options):
+        return self.run_qkv("why", "--model", self.config, "--arch", "sm_80", *options, status=2)
 
     def test_skipped_layers_are_told_with_the_reason(self):
         out = self.run_qkv("why", "--model", MODELS / "deepseek_v3.json", "--arch", "sm_90a")
