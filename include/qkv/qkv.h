@@ -375,6 +375,7 @@ typedef struct qkv_context_chunk_options {
   int32_t num_ranks;        // 0 = 1
   int32_t interleave_size;  // 0 = 1
   int32_t batch_invariant;
+  int32_t rank;  // whose block table the batch has
 } qkv_context_chunk_options;
 
 QKV_EXPORT void qkv_context_chunk_options_init(qkv_context_chunk_options* options, size_t struct_size);
@@ -403,6 +404,7 @@ typedef struct qkv_context_chunk {
   const int32_t* all_gathered_rows;         // [num_context_tokens]
 } qkv_context_chunk;
 
+typedef struct qkv_collectives qkv_collectives;  // below
 typedef struct qkv_mla_prefill qkv_mla_prefill;
 typedef struct qkv_mla_plan qkv_mla_plan;
 typedef struct qkv_projection qkv_projection;
@@ -421,7 +423,7 @@ QKV_EXPORT void qkv_projection_destroy(qkv_projection* projection);  // NULL is 
 QKV_EXPORT qkv_status qkv_mla_prefill_create(const qkv_mla_spec* spec, qkv_device device, qkv_mla_prefill** prefill);
 QKV_EXPORT void qkv_mla_prefill_destroy(qkv_mla_prefill* prefill);  // NULL is fine
 QKV_EXPORT qkv_status qkv_mla_prefill_workspace_bytes(const qkv_mla_prefill* prefill, int64_t max_new_tokens,
-                                                      int64_t workspace_tokens, int64_t* bytes);
+                                                      int64_t workspace_tokens, int32_t num_ranks, int64_t* bytes);
 
 QKV_EXPORT qkv_status qkv_mla_prefill_plan(const qkv_mla_prefill* prefill, const qkv_batch* batch,
                                            const qkv_context_chunk_options* options, qkv_mla_plan** plan,
@@ -441,16 +443,117 @@ QKV_EXPORT qkv_status qkv_mla_run_context_chunk(const qkv_mla_prefill* prefill, 
                                                 qkv_stream stream);
 QKV_EXPORT qkv_status qkv_mla_merge_context(const qkv_mla_prefill* prefill, const qkv_state* context,
                                             const qkv_state* new_tokens, const qkv_mla_plan* plan, qkv_stream stream);
+// gather_stream: the address of the stream on which chunks are gathered, each while the one before it computes; NULL:
+// on `stream`. ranks: with a plan for several ranks, which share the cache; NULL with one.
 QKV_EXPORT qkv_status qkv_mla_forward(const qkv_mla_prefill* prefill, const qkv_tensor* query,
                                       const qkv_tensor* new_latents, const qkv_tensor* latent_cache,
                                       const qkv_mla_plan* plan, const qkv_projection* projection,
-                                      const qkv_tensor* workspace, const qkv_tensor* out, const qkv_tensor* lse,
-                                      qkv_stream stream);
+                                      const qkv_tensor* workspace, qkv_collectives* ranks, const qkv_tensor* out,
+                                      const qkv_tensor* lse, const qkv_stream* gather_stream, qkv_stream stream);
+
+// --- kernels compiled at run time: as in warmup.hpp, compile.hpp and kernel_cache.hpp -------------------------------
+
+typedef int32_t qkv_planner_use;
+enum { QKV_PLANNERS_NONE = 0, QKV_PLANNERS_HOST = 1, QKV_PLANNERS_DEVICE = 2 };
+
+// A kernel that the run can reach. Strings are never NULL; an empty error: the kernel is there.
+typedef struct qkv_warmed_kernel {
+  const char* name;
+  double seconds;
+  int32_t compiled;  // 0: it was found on disk or in the process
+  const char* error;
+} qkv_warmed_kernel;
+
+// After each kernel, on a thread of the library's, one call at a time. A result other than 0 ends the warm-up, and the
+// call fails.
+typedef int32_t (*qkv_warmup_progress)(void* context, int32_t done, int32_t total, const qkv_warmed_kernel* kernel);
+
+typedef struct qkv_warmup_options {
+  size_t struct_size;
+  const char* arch;       // "sm_90a": no GPU is needed then. NULL or empty: the device's
+  int32_t device_index;   // of the GPU
+  int32_t max_query_len;  // 0 = no bound
+  int32_t max_model_len;  // 0 = no bound
+  int32_t num_threads;    // 0 = as many as the process may use
+  qkv_warmup_progress on_progress;
+  void* progress_context;
+  qkv_planner_use planners;
+  int32_t merge_states;  // calls that belong to no layer, as far as the run makes them
+  int32_t gather_cache;
+  int32_t cache_write;
+} qkv_warmup_options;
+
+QKV_EXPORT void qkv_warmup_options_init(qkv_warmup_options* options, size_t struct_size);
+
+// Compiles all kernels that batches of these layers can reach. Specs are given by address: layers [num_layers] and
+// mla_layers [num_mla_layers], whose gathers and merges are warmed with them. A kernel that does not compile fails
+// nothing: the result tells. On failure *result is NULL.
+typedef struct qkv_warmup_result qkv_warmup_result;
+QKV_EXPORT qkv_status qkv_warmup(const qkv_layer_spec* const* layers, int64_t num_layers,
+                                 const qkv_mla_spec* const* mla_layers, int64_t num_mla_layers,
+                                 const qkv_warmup_options* options, qkv_warmup_result** result);
+QKV_EXPORT void qkv_warmup_result_destroy(qkv_warmup_result* result);  // NULL is fine; it owns the strings it gave
+QKV_EXPORT qkv_status qkv_warmup_result_num_kernels(const qkv_warmup_result* result, int64_t* num_kernels);
+QKV_EXPORT qkv_status qkv_warmup_result_kernel(const qkv_warmup_result* result, int64_t index,
+                                               qkv_warmed_kernel* kernel);
+// Layers that cannot run there: which, and the first reason. mla_layers are two each, behind the others.
+QKV_EXPORT qkv_status qkv_warmup_result_num_skipped(const qkv_warmup_result* result, int64_t* num_skipped);
+QKV_EXPORT qkv_status qkv_warmup_result_skipped(const qkv_warmup_result* result, int64_t index, const char** text);
+QKV_EXPORT qkv_status qkv_warmup_result_seconds(const qkv_warmup_result* result, double* seconds);
+
+typedef int32_t qkv_compile_event_kind;
+enum { QKV_COMPILE_STARTED = 0, QKV_COMPILE_FINISHED = 1, QKV_COMPILE_FAILED = 2, QKV_COMPILE_FROM_CACHE = 3 };
+
+typedef struct qkv_compile_event {
+  qkv_compile_event_kind kind;
+  const char* kernel;
+  const char* arch;
+  int64_t index;   // compiles of this process so far, this one included
+  double seconds;  // of CPU; when finished
+  int32_t registers;
+  int32_t spill_bytes;
+} qkv_compile_event;
+
+// News of each compile, on the thread that compiles, one call at a time, in place of the lines on stderr; NULL brings
+// them back. `context` must stay valid until another callback is set and no call compiles.
+typedef void (*qkv_compile_callback)(void* context, const qkv_compile_event* event);
+QKV_EXPORT qkv_status qkv_set_compile_callback(qkv_compile_callback callback, void* context);
+// How often this process has started the compiler.
+QKV_EXPORT qkv_status qkv_num_compiles(int64_t* num_compiles);
+
+// The folder in use; empty where kernels are not kept on disk. max_bytes may be NULL.
+QKV_EXPORT qkv_status qkv_kernel_cache_place(char* folder, size_t capacity, size_t* needed, int64_t* max_bytes);
+
+// An entry of the folder. Strings are never NULL; where `fault` is not empty, it says why the entry will not be used,
+// and what follows is empty.
+typedef struct qkv_cached_kernel {
+  const char* path;
+  int64_t num_bytes;
+  int64_t last_used;  // seconds since 1970
+  const char* fault;
+  const char* name;
+  const char* compiler;
+  const char* arch;
+  double compile_seconds;
+  int32_t registers;
+  int32_t spill_bytes;
+} qkv_cached_kernel;
+
+// Every entry, read in full and checked, the least recently used first. On failure *kernels is NULL.
+typedef struct qkv_cached_kernels qkv_cached_kernels;
+QKV_EXPORT qkv_status qkv_cached_kernels_list(qkv_cached_kernels** kernels);
+QKV_EXPORT void qkv_cached_kernels_destroy(qkv_cached_kernels* kernels);  // NULL is fine; it owns the strings it gave
+QKV_EXPORT qkv_status qkv_cached_kernels_count(const qkv_cached_kernels* kernels, int64_t* count);
+QKV_EXPORT qkv_status qkv_cached_kernels_get(const qkv_cached_kernels* kernels, int64_t index,
+                                             qkv_cached_kernel* kernel);
+// Each says how many kernels it deleted, wrote or added. arch NULL or empty: all architectures.
+QKV_EXPORT qkv_status qkv_clear_kernel_cache(int64_t* num_kernels);
+QKV_EXPORT qkv_status qkv_export_kernels(const char* path, const char* arch, int64_t* num_kernels);
+QKV_EXPORT qkv_status qkv_import_kernels(const char* path, int64_t* num_kernels);
 
 // --- ranks of context parallelism: as in collectives.hpp ------------------------------------------------------------
 
-// One rank's end of what ranks exchange. Destroying it leaves the ranks. On failure *ranks is NULL.
-typedef struct qkv_collectives qkv_collectives;
+// qkv_collectives: one rank's end of what ranks exchange. Destroying it leaves the ranks. On failure *ranks is NULL.
 
 // num_ranks objects, one a thread of this process. timeout_ms: how long a call may wait for the others; 0 = a minute.
 QKV_EXPORT qkv_status qkv_in_process_ranks(int32_t num_ranks, qkv_device device, int64_t timeout_ms,

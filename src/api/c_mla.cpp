@@ -1,4 +1,5 @@
 // The functions of qkv.h for MLA prefill.
+#include "api/c_collectives.hpp"
 #include "api/c_types.hpp"
 #include "qkv/mla_prefill.hpp"
 
@@ -115,9 +116,11 @@ qkv_status qkv_mla_prefill_create(const qkv_mla_spec* spec, qkv_device device, q
 void qkv_mla_prefill_destroy(qkv_mla_prefill* prefill) { delete prefill; }
 
 qkv_status qkv_mla_prefill_workspace_bytes(const qkv_mla_prefill* prefill, int64_t max_new_tokens,
-                                           int64_t workspace_tokens, int64_t* bytes) {
+                                           int64_t workspace_tokens, int32_t num_ranks, int64_t* bytes) {
   return guarded([&] {
-    required(bytes, "bytes") = required(prefill, "prefill").prefill.workspace_bytes(max_new_tokens, workspace_tokens);
+    required(bytes, "bytes") =
+        required(prefill, "prefill")
+            .prefill.workspace_bytes(max_new_tokens, workspace_tokens, num_ranks == 0 ? 1 : num_ranks);
   });
 }
 
@@ -181,14 +184,26 @@ qkv_status qkv_mla_merge_context(const qkv_mla_prefill* prefill, const qkv_state
 
 qkv_status qkv_mla_forward(const qkv_mla_prefill* prefill, const qkv_tensor* query, const qkv_tensor* new_latents,
                            const qkv_tensor* latent_cache, const qkv_mla_plan* plan, const qkv_projection* projection,
-                           const qkv_tensor* workspace, const qkv_tensor* out, const qkv_tensor* lse,
-                           qkv_stream stream) {
+                           const qkv_tensor* workspace, qkv_collectives* ranks, const qkv_tensor* out,
+                           const qkv_tensor* lse, const qkv_stream* gather_stream, qkv_stream stream) {
   return guarded([&] {
-    required(prefill, "prefill")
-        .prefill.forward(from_c(query, "query"), from_c(new_latents, "new_latents"),
-                         from_c(latent_cache, "latent_cache"), required(plan, "plan").plan,
-                         required(projection, "projection").projection, from_c(workspace, "workspace"),
-                         from_c(out, "out"), from_c(lse, "lse"), {stream});
+    const MlaPrefill& layer = required(prefill, "prefill").prefill;
+    const MlaPlan& step = required(plan, "plan").plan;
+    const Projection& project = required(projection, "projection").projection;
+    const Tensor query_view = from_c(query, "query");
+    const Tensor latents = from_c(new_latents, "new_latents");
+    const Tensor cache = from_c(latent_cache, "latent_cache");
+    const Tensor memory = from_c(workspace, "workspace");
+    const Tensor result = from_c(out, "out");
+    const Tensor result_lse = from_c(lse, "lse");
+    std::optional<Stream> gathers;
+    if (gather_stream != nullptr) gathers = Stream{*gather_stream};
+    if (ranks == nullptr) {
+      layer.forward(query_view, latents, cache, step, project, memory, result, result_lse, {stream}, gathers);
+    } else {
+      layer.forward(query_view, latents, cache, step, project, memory, *ranks->ranks, result, result_lse, {stream},
+                    gathers);
+    }
   });
 }
 

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "qkv/compile.hpp"
+#include "qkv/warmup.hpp"
+
 namespace qkv::api {
 namespace {
 
@@ -25,6 +28,12 @@ static_assert(same(QKV_SHARING_AUTOMATIC, PrefixSharing::automatic) && same(QKV_
 static_assert(same(QKV_SHARING_ALWAYS, PrefixSharing::always));
 static_assert(same(QKV_KEYS_ALL, KeyRun::all) && same(QKV_KEYS_CONTEXT, KeyRun::context));
 static_assert(same(QKV_KEYS_NEW_TOKENS, KeyRun::new_tokens));
+static_assert(same(QKV_PLANNERS_NONE, PlannerUse::none) && same(QKV_PLANNERS_HOST, PlannerUse::host));
+static_assert(same(QKV_PLANNERS_DEVICE, PlannerUse::device));
+static_assert(same(QKV_COMPILE_STARTED, CompileEvent::Kind::started));
+static_assert(same(QKV_COMPILE_FINISHED, CompileEvent::Kind::finished));
+static_assert(same(QKV_COMPILE_FAILED, CompileEvent::Kind::failed));
+static_assert(same(QKV_COMPILE_FROM_CACHE, CompileEvent::Kind::from_cache));
 static_assert(QKV_MAX_RANK == Tensor::kMaxRank);
 
 // Enumerators of both interfaces have the same numbers, from 0 to the last one.
@@ -172,6 +181,7 @@ ContextChunkOptions from_c(const qkv_context_chunk_options* options) {
   if (given.num_ranks != 0) result.num_ranks = given.num_ranks;
   if (given.interleave_size != 0) result.interleave_size = given.interleave_size;
   result.batch_invariant = is_set(given.batch_invariant);
+  result.rank = given.rank;
   return result;
 }
 

@@ -1,5 +1,6 @@
 // MLA prefill through the C interface: the C++ calls' own bits, and what is refused.
 #include <cmath>
+#include <thread>
 
 #include "c_api/c_structs.hpp"
 #include "support/small_layer.hpp"
@@ -126,7 +127,7 @@ TEST_F(c_mla, forward_does_what_its_cpp_namesake_does) {
   int64_t bytes = 0;
   int64_t bytes_at_most = 0;
   expect_ok(qkv_mla_plan_workspace_bytes(plan, &bytes));
-  expect_ok(qkv_mla_prefill_workspace_bytes(prefill, 5, 16, &bytes_at_most));
+  expect_ok(qkv_mla_prefill_workspace_bytes(prefill, 5, 16, 0, &bytes_at_most));
   EXPECT_LE(bytes, bytes_at_most);
   std::vector<float> workspace(bytes / 4);
   const qkv_tensor query_view = to_c(query.view()), latents = to_c(new_latents.view()), pages = to_c(cache.view()),
@@ -139,11 +140,15 @@ TEST_F(c_mla, forward_does_what_its_cpp_namesake_does) {
   qkv_projection* by_caller = nullptr;
   expect_ok(qkv_matrix_projection_create(&spec, &weights, &by_matrix));
   expect_ok(qkv_projection_create(project_by_matrix, matrix.view().data, &by_caller));
-  expect_ok(
-      qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, by_matrix, &memory, &result, nullptr, nullptr));
+  const auto forward = [&](const qkv_projection* projection, const qkv_stream* gather_stream) {
+    return qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, projection, &memory, nullptr, &result, nullptr,
+                           gather_stream, nullptr);
+  };
+  expect_ok(forward(by_matrix, nullptr));
   EXPECT_EQ(std::vector<float>(values, values + expected.size()), expected);
-  expect_ok(
-      qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, by_caller, &memory, &result, nullptr, nullptr));
+  expect_ok(forward(by_caller, nullptr));
+  const qkv_stream beside = nullptr;  // a CPU has none; all the same, the parameter is taken
+  expect_ok(forward(by_caller, &beside));
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-5);
   qkv_projection_destroy(by_matrix);
   qkv_projection_destroy(by_caller);
@@ -171,9 +176,58 @@ TEST_F(c_mla, refusals_are_statuses) {
   EXPECT_EQ(qkv_mla_prefill_plan(prefill, nullptr, &options, &plan, nullptr), QKV_INVALID_ARGUMENT);
   qkv_projection* projection = nullptr;
   EXPECT_EQ(qkv_projection_create(nullptr, nullptr, &projection), QKV_INVALID_ARGUMENT);
-  EXPECT_EQ(qkv_mla_forward(prefill, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr),
+  EXPECT_EQ(qkv_mla_forward(prefill, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                            nullptr, nullptr),
             QKV_INVALID_ARGUMENT);
   qkv_mla_prefill_destroy(prefill);
+}
+
+// Tokens go round two ranks page by page: pages 0 and 2 of the request are rank 0's, 1 and 3 rank 1's.
+TEST_F(c_mla, threads_that_share_a_cache_have_the_result_of_one) {
+  const std::vector<float> expected = run_cpp();
+  const std::vector<int32_t> tables[2] = {{table[0], table[2]}, {table[1], table[3]}};
+  options.num_ranks = 2;
+  options.interleave_size = kPage;
+  qkv_collectives* ranks[2] = {};
+  expect_ok(qkv_in_process_ranks(2, {QKV_CPU, 0}, 0, ranks));
+  const auto body = [&](int32_t rank) {
+    Batch own = batch;
+    own.block_table = Tensor::contiguous(tables[rank].data(), DType::i32, {1, 2});
+    qkv_context_chunk_options own_options = options;
+    own_options.rank = rank;
+    const CBatch c_batch(own);
+    qkv_mla_prefill* prefill = nullptr;
+    qkv_mla_plan* plan = nullptr;
+    qkv_projection* projection = nullptr;
+    const qkv_tensor weights = to_c(matrix.view());
+    expect_ok(qkv_mla_prefill_create(&spec, {QKV_CPU, 0}, &prefill));
+    expect_ok(qkv_matrix_projection_create(&spec, &weights, &projection));
+    expect_ok(qkv_mla_prefill_plan(prefill, &c_batch.batch, &own_options, &plan, nullptr));
+    int64_t bytes = 0, bytes_at_most = 0;
+    expect_ok(qkv_mla_plan_workspace_bytes(plan, &bytes));
+    expect_ok(qkv_mla_prefill_workspace_bytes(prefill, 5, 16, 2, &bytes_at_most));
+    EXPECT_LE(bytes, bytes_at_most);
+    std::vector<float> workspace(bytes / 4);
+    OwnedTensor own_out{DType::f32, {5, kHeads, kValue}};
+    const qkv_tensor query_view = to_c(query.view()), latents = to_c(new_latents.view()), pages = to_c(cache.view()),
+                     result = to_c(own_out.view()),
+                     memory = to_c(Tensor::contiguous(workspace.data(), DType::f32, {bytes / 4}));
+    EXPECT_EQ(qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, projection, &memory, nullptr, &result,
+                              nullptr, nullptr, nullptr),
+              QKV_MISMATCH)
+        << "a plan for two ranks";
+    expect_ok(qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, projection, &memory, ranks[rank], &result,
+                              nullptr, nullptr, nullptr));
+    const auto* values = static_cast<const float*>(own_out.view().data);
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-5);
+    qkv_mla_plan_destroy(plan);
+    qkv_projection_destroy(projection);
+    qkv_mla_prefill_destroy(prefill);
+    qkv_collectives_destroy(ranks[rank]);
+  };
+  std::thread other(body, 1);
+  body(0);
+  other.join();
 }
 
 }  // namespace
