@@ -150,8 +150,8 @@ struct LaunchShape {
   int min_ctas;
 };
 
-// Stages of a warp's ring. Tiles of 8 bits have half the bytes, so more of them are under way: 192 KB on an SM, as of
-// 16 bits.
+// Stages of a warp's ring. Tiles of 8 bits have half the bytes, so more of them are under way where CTAs share an SM:
+// 192 KB, as of 16 bits.
 QKV_HOST_DEVICE constexpr int num_stages(const KeyValueShape& kv, int tile_q, bool few_items, int warps_of_sm) {
   if (few_items || kv.element_bytes == 2) return (few_items ? warps_of_sm == 4 : tile_q > 16) ? 2 : 1;
   constexpr int kBytesUnderWay = 192 * 1024;
