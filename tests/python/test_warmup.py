@@ -65,3 +65,16 @@ def test_layer_on_the_cpu_has_nothing_to_warm_up():
     spec = qkv.LayerSpec(num_q_heads=4, num_kv_heads=2, head_dim=32)
     qkv.Attention(spec, warm_up=qkv.RequestBounds(max_model_len=100))
     assert qkv.num_compiles() == before
+
+
+@needs_nvrtc
+def test_layers_of_one_rank_warm_the_others():
+    spec = qkv.LayerSpec(
+        num_q_heads=4, num_kv_heads=2, head_dim=32, query_dtype="bf16", kv_dtype="bf16", cache=qkv.CacheSpec()
+    )
+    first = qkv.warmup(qkv.rank_layers(spec, 0, 2), arch="sm_80")
+    assert any("keys context ranks 2" in kernel.name for kernel in first.kernels)
+    before = qkv.num_compiles()
+    second = qkv.warmup(qkv.rank_layers(spec, 1, 2), arch="sm_80")
+    assert [kernel.name for kernel in second.kernels] == [kernel.name for kernel in first.kernels]
+    assert qkv.num_compiles() == before
