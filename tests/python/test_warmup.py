@@ -23,9 +23,9 @@ needs_nvrtc = pytest.mark.skipif("libnvrtc: got" in qkv.info(), reason="needs NV
 def test_each_kernel_is_told_and_a_second_warmup_compiles_nothing():
     told = []
     result = qkv.warmup([gpu_layer(), gpu_layer()], arch="sm_80", on_progress=lambda *news: told.append(news))
-    assert [(done, total) for done, total, _ in told] == [(i + 1, 7) for i in range(7)]
+    assert [(done, total) for done, total, _ in told] == [(i + 1, 8) for i in range(8)]
     assert {kernel.name for _, _, kernel in told} == {kernel.name for kernel in result.kernels}
-    assert [kernel.error for kernel in result.kernels] == [""] * 7
+    assert [kernel.error for kernel in result.kernels] == [""] * 8
     assert result.skipped == []
     before = qkv.num_compiles()
     assert not any(kernel.compiled for kernel in qkv.warmup([gpu_layer()], arch="sm_80").kernels)
@@ -36,7 +36,7 @@ def test_each_kernel_is_told_and_a_second_warmup_compiles_nothing():
 def test_bounds_leave_kernels_out():
     bounds = qkv.RequestBounds(max_query_len=1)
     assert (bounds.max_query_len, bounds.max_model_len) == (1, np.iinfo(np.int32).max)
-    assert len(qkv.warmup([gpu_layer()], arch="sm_80", bounds=bounds).kernels) == 6
+    assert len(qkv.warmup([gpu_layer()], arch="sm_80", bounds=bounds).kernels) == 7
 
 
 @needs_nvrtc
