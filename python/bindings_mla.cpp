@@ -28,12 +28,6 @@ void init_spec(MlaSpec* self, int32_t num_heads, int32_t qk_nope_head_dim, int32
   new (self) MlaSpec(std::move(spec));
 }
 
-// A projection and what keeps its matrix alive.
-struct HeldProjection {
-  Projection projection;
-  HeldTensor matrix;
-};
-
 HeldProjection make_projection(const MlaSpec& spec, const ArrayArgument& kv_b_proj) {
   HeldTensor matrix = read_tensor(kv_b_proj, "kv_b_proj");
   Projection projection = matrix_projection(spec, matrix.view);

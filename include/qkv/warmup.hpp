@@ -58,7 +58,8 @@ struct WarmupResult {
 
 // Compiles all kernels that batches of these layers can reach and no others, and keeps them on disk and in the process.
 // Layers that share kernels cost one compile. A kernel that fails to compile is told in the result; nothing is thrown
-// for it. MlaPrefill, which gathers and merges, consists of layers_of(spec).
+// for it. MlaPrefill, which gathers and merges, consists of layers_of(spec); ContextParallel and MlaContextParallel of
+// rank_layers(spec, …).
 QKV_EXPORT WarmupResult warmup(const std::vector<LayerSpec>& layers, const WarmupOptions& options = {});
 
 // Which forward kernel runs for which batches of a layer, for people. An empty arch is that of the first GPU. Throws

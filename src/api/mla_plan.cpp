@@ -46,8 +46,8 @@ WorkspaceLayout layout_workspace(const PlanData& plan) {
   int32_t saved_tokens = 0;
   int32_t own_rows = 0;
   for (const ContextChunk& chunk : plan.context.chunks) {
-    chunk_tokens = std::max(chunk_tokens, chunk.num_context_tokens);
-    own_rows = std::max(own_rows, chunk.num_padded_local_rows());
+    chunk_tokens = std::max(chunk_tokens, plan.is_sharded ? chunk.num_padded_local_rows() : chunk.num_context_tokens);
+    if (plan.num_ranks > 1) own_rows = std::max(own_rows, chunk.num_padded_local_rows());
     if (chunk.is_continuation) {
       saved_tokens = std::max(saved_tokens, chunk.continuation_token_end - chunk.tokens.begin);
     }
@@ -57,6 +57,9 @@ WorkspaceLayout layout_workspace(const PlanData& plan) {
 
 plan::GatherPlan gather_of_rank(const ContextChunk& chunk, const Tensor& block_table,
                                 const ContextChunkOptions& options) {
+  if (options.num_ranks == 1) {
+    return plan::build_gather(block_table, chunk.request_begin, chunk.starts, chunk.seq_lens, options.page_size);
+  }
   std::vector<int32_t> lengths;
   lengths.reserve(chunk.num_requests());
   for (int32_t r = 0; r < chunk.num_requests(); ++r) {

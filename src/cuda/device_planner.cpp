@@ -14,7 +14,7 @@ std::array<jit::Source, 2> device_planner_sources(const LayerSpec& layer, const 
 }
 
 DevicePlanner::DevicePlanner(const LayerSpec& layer, const DeviceFacts& facts, const index::CutRules& rules)
-    : rules_(rules), num_multiprocessors_(facts.num_multiprocessors) {
+    : rules_(rules), num_multiprocessors_(facts.num_multiprocessors), launches_beside_(facts.arch == "sm_90a") {
   const auto sources = device_planner_sources(layer, facts);
   plan_batch_ = &jit::kernels().get(sources[0]);
   plan_items_ = &jit::kernels().get(sources[1]);
@@ -29,10 +29,8 @@ void DevicePlanner::run(const plan::DeviceBatch& batch, const plan::PlanCapacity
   launch(*plan_batch_, {1, 1, threads, 0}, {&params}, stream);
   constexpr int64_t kThreads = 128;
   const int64_t ctas = (capacity.blocks * rules_.num_kv_heads + kThreads - 1) / kThreads;
-  launch(*plan_items_,
-         {static_cast<uint32_t>(std::clamp<int64_t>(ctas, 1, num_multiprocessors_)), 1, static_cast<uint32_t>(kThreads),
-          0},
-         {&params}, stream);
+  const auto grid = static_cast<uint32_t>(std::clamp<int64_t>(ctas, 1, num_multiprocessors_));
+  launch(*plan_items_, {grid, 1, static_cast<uint32_t>(kThreads), 0, 1, launches_beside_}, {&params}, stream);
 }
 
 }  // namespace qkv::cuda

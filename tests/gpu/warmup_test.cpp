@@ -6,7 +6,9 @@
 #include "cuda/memory.hpp"
 #include "cuda/select.hpp"
 #include "qkv/compile.hpp"
+#include "qkv/mla_context_parallel.hpp"
 #include "qkv/mla_prefill.hpp"
+#include "support/rank_threads.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv {
@@ -87,25 +89,46 @@ TEST_F(gpu_warmup, planners_start_no_compiler) {
   }
 }
 
-TEST_F(gpu_warmup, steps_of_a_warmed_latent_layer_start_no_compiler) {
+MlaSpec latent_layer() {
   MlaSpec spec;
   spec.num_heads = 16;
   spec.qk_nope_head_dim = spec.v_head_dim = 128;
   spec.qk_rope_head_dim = 64;
   spec.kv_lora_rank = 512;
-  const MlaPrefill prefill(spec, kGpu, RequestBounds{});
+  return spec;
+}
+
+template <class Layer>
+void expect_plans_start_no_compiler(const Layer& layer, int32_t num_steps) {
   const int64_t before = num_compiles();
   ContextChunkOptions options;
   options.workspace_tokens = 8192;
   std::mt19937 random(12);
-  for (int32_t i = 0; i < 300; ++i) {
+  for (int32_t i = 0; i < num_steps; ++i) {
     RandomStep step(random, false);
     const auto num_requests = static_cast<int64_t>(step.kv_lens.size());
     const std::vector<int32_t> table(num_requests * (20'000 / 16 + 1), 0);
     step.batch.block_table = Tensor::contiguous(table.data(), DType::i32, {num_requests, 20'000 / 16 + 1});
-    prefill.plan(step.batch, options);
+    layer.plan(step.batch, options);
     ASSERT_EQ(num_compiles(), before) << "batch " << i;
   }
+}
+
+TEST_F(gpu_warmup, steps_of_a_warmed_latent_layer_start_no_compiler) {
+  expect_plans_start_no_compiler(MlaPrefill(latent_layer(), kGpu, RequestBounds{}), 300);
+}
+
+// By their ranks' layers before, so that neither rank compiles when it makes its own.
+TEST_F(gpu_warmup, steps_of_a_latent_layer_over_threads_start_no_compiler) {
+  MlaContextParallelSpec spec;
+  spec.layer = latent_layer();
+  for (const WarmedKernel& kernel : warmup(rank_layers(spec, 0, 2)).kernels) EXPECT_EQ(kernel.error, "");
+  const int64_t before = num_compiles();
+  test::on_each_rank(in_process_ranks(2, kGpu), [&](const std::shared_ptr<Collectives>& ranks) {
+    const MlaContextParallel attention(spec, ranks, RequestBounds{});
+    EXPECT_EQ(num_compiles(), before);
+    expect_plans_start_no_compiler(attention, 50);
+  });
 }
 
 }  // namespace

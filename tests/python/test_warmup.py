@@ -85,3 +85,26 @@ def test_layer_on_the_cpu_has_nothing_to_warm_up():
     spec = qkv.LayerSpec(num_q_heads=4, num_kv_heads=2, head_dim=32)
     qkv.Attention(spec, warm_up=qkv.RequestBounds(max_model_len=100))
     assert qkv.num_compiles() == before
+
+
+@needs_nvrtc
+def test_layers_of_one_rank_warm_the_others():
+    spec = qkv.LayerSpec(
+        num_q_heads=4, num_kv_heads=2, head_dim=32, query_dtype="bf16", kv_dtype="bf16", cache=qkv.CacheSpec()
+    )
+    first = qkv.warmup(qkv.rank_layers(spec, 0, 2), arch="sm_80")
+    assert any("keys context ranks 2" in kernel.name for kernel in first.kernels)
+    before = qkv.num_compiles()
+    second = qkv.warmup(qkv.rank_layers(spec, 1, 2), arch="sm_80")
+    assert [kernel.name for kernel in second.kernels] == [kernel.name for kernel in first.kernels]
+    assert qkv.num_compiles() == before
+
+
+@needs_nvrtc
+def test_latent_layers_over_ranks_are_warmed_by_their_layers():
+    spec = qkv.MlaSpec(num_heads=2, qk_nope_head_dim=16, v_head_dim=16, kv_lora_rank=32)
+    layers = qkv.rank_layers(spec, 1, 2, interleave_size=4)
+    assert [layer.num_kv_heads for layer in layers] == [1, 2]
+    names = [kernel.name for kernel in qkv.warmup(layers, arch="sm_80").kernels]
+    assert any("ranks 2 by 4" in name for name in names)
+    assert {"gather sm_80", "merge_states sm_80"} <= set(names)

@@ -1,0 +1,25 @@
+#include "api/rank_heads.hpp"
+
+#include "core/checks.hpp"
+
+namespace qkv::api {
+
+void check_rank_of(int32_t rank, int32_t num_ranks) {
+  if (num_ranks < 1) refuse("num_ranks", num_ranks, "at least 1");
+  if (rank < 0 || rank >= num_ranks) refuse("rank", rank, fmt::format("0 to {}", num_ranks - 1));
+}
+
+void check_heads(const char* name, int32_t num_heads, StateExchange exchange, int32_t num_ranks) {
+  if (exchange == StateExchange::all_gather || num_heads % num_ranks == 0) return;
+  refuse(name, num_heads,
+         fmt::format("a multiple of {}, the number of ranks; or exchange all_gather, where every rank has all heads",
+                     num_ranks));
+}
+
+RankHeads heads_of_rank(int32_t num_heads, StateExchange exchange, const Shard& shard) {
+  if (exchange == StateExchange::all_gather) return {0, num_heads};
+  const int32_t count = num_heads / shard.num_ranks;
+  return {shard.rank * count, (shard.rank + 1) * count};
+}
+
+}  // namespace qkv::api
