@@ -5,7 +5,6 @@
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/forward_sm90_many_rows_shape.hpp"
-#include "core/index/multiprocessor_share.hpp"
 #include "cuda/cta_lists.hpp"
 #include "cuda/device_rules.hpp"
 
@@ -26,21 +25,6 @@ CtaLists cta_lists_of(const plan::PlanData& plan, const std::vector<plan::WorkIt
     return index::many_rows_heads_per_section(plan.key_lens[request], plan.layer.head_dim * element_bytes / 2,
                                               plan.layer.value_dim() * element_bytes / 2, plan.layer.num_kv_heads);
   });
-}
-
-// Multiprocessors that the many-rows kernel leaves to the few-rows kernel.
-int32_t few_rows_share(const plan::PlanData& plan, int32_t num_multiprocessors) {
-  const int64_t dims = plan.layer.head_dim + plan.layer.value_dim();
-  int64_t bytes = 0;
-  int64_t operations = 0;
-  for (const plan::WorkItem& item : plan.items) {
-    if (item.few_rows) {
-      bytes += item.cost / plan::packed_rows(plan, item) * dims * size_bytes(plan.layer.kv_dtype);
-    } else {
-      operations += 2 * item.cost * dims;
-    }
-  }
-  return index::few_rows_multiprocessors(bytes, operations, num_multiprocessors);
 }
 
 void append(std::vector<WorkItem>& target, const std::vector<plan::WorkItem>& items) {
@@ -110,9 +94,7 @@ PlanLists make_plan_lists(const plan::PlanData& plan, const PlacementRules& rule
     append_merges(lists, plan, few);
   }
   lists.shared = make_shared_lists(plan, rules.few_rows_sm90);
-  int32_t max_ctas = rules.max_ctas;
-  if (rules.few_rows_sm90 && max_ctas > 0) max_ctas -= few_rows_share(plan, max_ctas);
-  CtaLists many = cta_lists_of(plan, items_of(plan, false), max_ctas);
+  CtaLists many = cta_lists_of(plan, items_of(plan, false), rules.max_ctas);
   append(lists.many_rows, many.items);
   append_merges(lists, plan, many.items);
   lists.cta_begin = std::move(many.begin);

@@ -74,9 +74,9 @@ TEST(plan_lists, of_a_long_prefix_that_all_requests_share_fit_the_arrays) {
     c.layer = layer;
     std::vector<int32_t> all(64);
     std::iota(all.begin(), all.end(), 0);
-    c.prefix_groups = {{all, 8192}};
-    const tools::CaseData data(c);
-    Batch batch = data.batch();
+    const Lengths lengths(c);
+    Batch batch = lengths.batch(layer);
+    batch.prefix_groups = {{all, 8192}};
     batch.prefix_sharing = PrefixSharing::always;
     const Rules rules(layer, "sm_90a");
     const plan::DeviceRules device = device_rules(layer, facts_of_arch("sm_90a"));

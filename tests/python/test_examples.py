@@ -23,6 +23,17 @@ def test_quickstart_prints_a_small_error():
     assert float(re.search(r"float64: (\S+)", result.stdout)[1]) < 1e-5
 
 
+def test_casebook_101_the_first_call_after_installing_needs_no_compiler_and_no_patience(tmp_path):
+    """No compiler on the PATH, no CUDA, an empty home: what is installed answers at once."""
+    bare = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+    bare |= {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    result = subprocess.run(
+        [sys.executable, EXAMPLES / "quickstart.py"], capture_output=True, text=True, timeout=60, env=bare, cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    assert "largest error" in result.stdout
+
+
 def test_readme_shows_quickstart_as_it_stands():
     readme = (EXAMPLES.parent / "README.md").read_text()
     assert f"```python\n{(EXAMPLES / 'quickstart.py').read_text()}```" in readme

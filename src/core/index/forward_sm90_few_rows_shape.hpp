@@ -16,8 +16,8 @@ constexpr int kSmemOfSm = 228 * 1024;
 constexpr int kReservedBytes = 1024;  // of a CTA, by the system
 constexpr int kMaxClusterSplits = 8;
 constexpr int kMaxSplits = 64;
-constexpr int kQueryBytes =
-    2;  // of an element: queries are multiplied in 16 bits, whatever keys and values are kept in
+// Of an element of a query: multiplied in 16 bits, whatever keys and values are kept in.
+constexpr int kQueryBytes = 2;
 constexpr int kBarrierBytes = 8;
 constexpr int kTurnBytes = 16;
 constexpr int kItemBytes = 64;

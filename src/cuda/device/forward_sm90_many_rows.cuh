@@ -247,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(many_rows::kThreads, 1)
   Control* const control = reinterpret_cast<Control*>(shared_memory + kLayout.control_begin);
   const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
-  ptx::launch_dependents();  // few rows of the same batch may run on the SMs that this grid leaves free
+  ptx::launch_dependents();  // few rows of the same batch may run on SMs that this grid has left
   if (threadIdx.x == 0) init_control(control, kConsumers);
   __syncthreads();
   if (many.cta_begin[blockIdx.x] == many.cta_begin[blockIdx.x + 1]) return;

@@ -304,7 +304,7 @@ extern "C" __global__ void __launch_bounds__(many_rows_f8::kThreads, 1)
   auto* const control = reinterpret_cast<tile::Float8Control*>(shared_memory + kLayout.control_begin);
   const int warpgroup = __shfl_sync(kAllLanes, threadIdx.x / 128, 0);
   const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
-  ptx::launch_dependents();  // few rows of the same batch may run on the SMs that this grid leaves free
+  ptx::launch_dependents();  // few rows of the same batch may run on SMs that this grid has left
   if (threadIdx.x == 0) tile::init_float8_control(control, kShape.consumers);
   __syncthreads();
   if (many.cta_begin[blockIdx.x] == many.cta_begin[blockIdx.x + 1]) return;
