@@ -165,6 +165,11 @@ HeldTensor write_optional_tensor(nb::handle object, const char* argument) {
   return object.is_none() ? HeldTensor{} : write_tensor(object, argument);
 }
 
+HeldTensor output_scale_tensor(nb::handle object) {
+  HeldTensor scale = read_optional_tensor(object, "out_scale");
+  return scale.view.rank == 3 ? write_tensor(object, "out_scale") : scale;
+}
+
 Stream read_stream(const StreamArgument& stream, Device device) {
   if (stream.is_none() && device.kind == DeviceKind::cpu) return {};
   const nb::object handle = nb::module_::import_("qkv.stream").attr("handle_of")(stream, device.index);

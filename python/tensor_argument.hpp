@@ -48,6 +48,8 @@ HeldTensor write_tensor(nb::handle object, const char* argument, std::optional<D
 // None gives the default-constructed Tensor: not given.
 HeldTensor read_optional_tensor(nb::handle object, const char* argument);
 HeldTensor write_optional_tensor(nb::handle object, const char* argument);
+// An out_scale, or None: given ones are read, those of groups are written.
+HeldTensor output_scale_tensor(nb::handle object);
 
 // `out` itself, or, for None, a new array of zeros of the kind that `like` is (numpy for numpy, torch for torch),
 // written on the stream of the call that fills it.

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "case_data.hpp"
+#include "check.hpp"
 #include "mla_cases.hpp"
 #include "qkv/reference.hpp"
 #include "qkv/status.hpp"
@@ -39,12 +40,14 @@ class MlaRun {
         matrix_(spec_.dtype, {spec_.num_heads * (spec_.qk_nope_head_dim + spec_.v_head_dim), spec_.kv_lora_rank}),
         latents_(spec_.dtype, {data_.num_keys, spec_.latent_dim()}),
         new_latents_(spec_.dtype, {data_.num_tokens + c.attention.extra_rows, spec_.latent_dim()}),
+        latent_scale_(DType::f32, {1}),
         attention_(spec_, device) {
     Draw draw(c.attention.seed ^ 0x1A7E17ULL, c.attention.index);
     fill_normal(draw, 1, latents_.view());
     fill_normal(draw, 1.0F / std::sqrt(static_cast<float>(spec_.kv_lora_rank)), matrix_.view());
-    make_keys();
+    store(latent_scale_.view(), {0}, 0.0137F);
     make_cache(draw);
+    make_keys();
     make_new_latents();
   }
 
@@ -58,7 +61,7 @@ class MlaRun {
 
  private:
   struct Outputs {
-    OwnedTensor out, lse;
+    OwnedTensor out, lse, scale;
   };
 
   // Keys and values of all tokens, by the definition.
@@ -85,7 +88,8 @@ class MlaRun {
     }
   }
 
-  // The context's rows in their pages, in random order. All else is NaN, and table entries behind the context junk.
+  // The context's rows in their pages, in random order. All else is NaN, and table entries behind the context junk. Of
+  // 8-bit pages, the latents are what can be read there.
   void make_cache(Draw& draw) {
     const int64_t page_size = case_.options.page_size;
     int64_t num_pages = 1;
@@ -94,7 +98,9 @@ class MlaRun {
       table_width_ = std::max(table_width_, pages + 1);
       num_pages += pages;
     }
-    pages_ = OwnedTensor(spec_.dtype, {num_pages, page_size, spec_.latent_dim()});
+    const bool has_scale = spec_.cache_dtype.has_value();
+    const float scale = has_scale ? load(latent_scale_.view(), {0}) : 1.0F;
+    pages_ = OwnedTensor(spec_.latent_dtype(), {num_pages, page_size, spec_.latent_dim()});
     std::vector<int32_t> free_pages;
     for (int64_t p = 0; p < num_pages; ++p) free_pages.push_back(static_cast<int32_t>(p));
     for (size_t i = free_pages.size(); i > 1; --i) std::swap(free_pages[i - 1], free_pages[draw.range(0, i - 1)]);
@@ -107,7 +113,10 @@ class MlaRun {
           free_pages.pop_back();
         }
         for (int64_t d = 0; d < spec_.latent_dim(); ++d) {
-          store(pages_.view(), {row[t / page_size], t % page_size, d}, load(latents_.view(), {first_key + t, d}));
+          const int64_t page = row[t / page_size];
+          store(pages_.view(), {page, t % page_size, d}, load(latents_.view(), {first_key + t, d}) / scale);
+          if (!has_scale) continue;
+          store(latents_.view(), {first_key + t, d}, load(pages_.view(), {page, t % page_size, d}) * scale);
         }
       }
       table_.insert(table_.end(), row.begin(), row.end());
@@ -144,23 +153,21 @@ class MlaRun {
     Outputs outputs;
     outputs.out = OwnedTensor(spec_.out_dtype(), {rows, spec_.num_heads, spec_.v_head_dim});
     if (case_.attention.with_lse) outputs.lse = OwnedTensor(DType::f32, {spec_.num_heads, rows});
+    outputs.scale = data_.output_scale(rows, spec_.num_heads);
     OwnedTensor workspace_memory(DType::f32, {plan.workspace_bytes() / 4});
     const Placed query_tensor(data_.query, device_), latents(new_latents, device_), pages(pages_, device_),
         matrix(matrix_, device_), workspace(workspace_memory, device_), out(outputs.out, device_),
-        lse(outputs.lse, device_);
+        lse(outputs.lse, device_), scale(outputs.scale, device_), latent_scale(latent_scale_, device_);
     const auto from_first = [&](const Tensor& tensor) { return tensor.slice(0, first_token, tensor.shape[0]); };
     attention_.forward(from_first(query_tensor.on_device(query)), from_first(latents.view()), pages.view(), plan,
-                       matrix_projection(spec_, matrix.view()), workspace.view(), out.view(), lse.view());
+                       matrix_projection(spec_, matrix.view()), workspace.view(), out.view(), lse.view(), {}, {},
+                       scale.view(), spec_.cache_dtype ? latent_scale.view() : Tensor());
     out.fetch();
+    scale.fetch();
     if (case_.attention.with_lse) lse.fetch();
     workspace.fetch();
     if (!workspace_memory.buffer().guards_intact()) throw Error(ErrorCode::internal, "workspace", "overrun", "none");
     return outputs;
-  }
-
-  double rounding() const {
-    const DType dtype = spec_.out_dtype();
-    return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 1e-5;
   }
 
   bool agree(double got, double want, double absolute, double relative) const {
@@ -168,24 +175,38 @@ class MlaRun {
     return std::fabs(got - want) <= absolute + relative * std::fabs(want);  // false for NaN
   }
 
-  // A state of the new tokens is rounded to the output's dtype once more than plain attention's result: two roundings.
-  // A projected element may round to its dtype's other neighbour than the definition's.
+  // A state of the new tokens is rounded to the output's dtype once more than plain attention's result: two roundings;
+  // not where outputs are of 8 bits, whose states are f32. A projected element may round to its dtype's other neighbour
+  // than the definition's.
   std::string compare(const Outputs& outputs, const reference::Result& expected) const {
     const bool on_gpu = device_.kind == DeviceKind::cuda;
     const bool half = spec_.dtype != DType::f32;
     const double of_weights = !on_gpu ? 0 : spec_.dtype == DType::bf16 ? 1e-2 : 2e-3;
-    const double absolute = of_weights + (half ? 4e-4 : 5e-5) * case_.attention.magnitude + rounding();
+    const DType dtype = spec_.out_dtype();
+    const double rounding = rounding_of(dtype);
+    const OutputRange range = output_range(dtype);
+    const double of_states = of_weights + (half ? 4e-4 : 5e-5) * case_.attention.magnitude;
+    const double absolute = of_states + (is_float8(dtype) ? 0 : rounding);
+    const Tensor out_scale = outputs.scale.view();
     if (!outputs.out.buffer().guards_intact()) return "out: guard words overwritten";
     for (int64_t t = 0; t < data_.num_tokens + case_.attention.extra_rows; ++t) {
       for (int64_t h = 0; h < spec_.num_heads; ++h) {
         for (int64_t d = 0; d < spec_.v_head_dim; ++d) {
-          const double got = load(outputs.out.view(), {t, h, d});
+          const double scale = scale_at(out_scale, t, h, d);
+          const double got = load(outputs.out.view(), {t, h, d}) * scale;
           if (t >= data_.num_tokens) {
             if (!std::isnan(got)) return fmt::format("out[{}]: a padding row was written", t);
             continue;
           }
-          const double want = expected.out[(t * spec_.num_heads + h) * spec_.v_head_dim + d];
-          if (!agree(got, want, absolute, 2 * rounding() + of_weights / 2)) {
+          const double* row = &expected.out[(t * spec_.num_heads + h) * spec_.v_head_dim];
+          if (out_scale.rank == 3 && d % kScaleGroup == 0) {
+            const int64_t end = std::min<int64_t>(d + kScaleGroup, spec_.v_head_dim);
+            const std::string wrong = wrong_scale(scale, dtype, row, d, end, of_states, of_weights / 2 + 1e-5);
+            if (!wrong.empty()) return fmt::format("out[{}, {}]: {}", t, h, wrong);
+          }
+          const double limit = range.largest * scale;
+          const double want = std::isnan(row[d]) ? row[d] : std::clamp(row[d], -limit, limit);
+          if (!agree(got, want, absolute + range.half_smallest * scale, 2 * rounding + of_weights / 2)) {
             return fmt::format("out[{}, {}, {}]: got {}, expected {}", t, h, d, got, want);
           }
         }
@@ -265,7 +286,7 @@ class MlaRun {
   const MlaSpec spec_;
   const Device device_;
   CaseData data_;
-  OwnedTensor matrix_, latents_, new_latents_, pages_;
+  OwnedTensor matrix_, latents_, new_latents_, latent_scale_, pages_;
   std::vector<int32_t> table_;
   int64_t table_width_ = 1;
   MlaPrefill attention_;

@@ -87,13 +87,18 @@ struct Heads {
   }
 };
 
+LayerSpec with_output(LayerSpec layer, DType dtype) {
+  layer.output_dtype = dtype;
+  layer.output_scales = OutputScales::per_tensor;
+  return layer;
+}
+
 // Without the sinks, which join once: with the new tokens.
 LayerSpec context_layer(LayerSpec layer, const Shard& shard, DType state_dtype) {
   layer.key_run = KeyRun::context;
   layer.shard = shard;
-  layer.output_dtype = state_dtype;
   layer.sinks.clear();
-  return layer;
+  return with_output(std::move(layer), state_dtype);
 }
 
 LayerSpec new_tokens_layer(LayerSpec layer, const Heads& heads) {
@@ -105,11 +110,6 @@ LayerSpec new_tokens_layer(LayerSpec layer, const Heads& heads) {
   layer.mask = mask::with_first_head(layer.effective_mask(), heads.begin);
   layer.alibi_slopes = heads.of(layer.alibi_slopes);
   layer.sinks = heads.of(layer.sinks);
-  return layer;
-}
-
-LayerSpec with_output(LayerSpec layer, DType dtype) {
-  layer.output_dtype = dtype;
   return layer;
 }
 
@@ -203,7 +203,7 @@ void ContextParallel::Impl::check_forward(const Tensor& query, const Tensor& key
   all_heads.kv_dtype = spec.layer.query_dtype;
   api::check_dense_keys(all_heads, device, key, value, num_rows);
   api::check_out(new_tokens.spec(), device, out, lse, num_rows);
-  api::check_out_scale(out, out_scale);
+  api::check_out_scale(spec.layer.output_scales, out, out_scale, num_rows);
   api::check_cache(context.spec(), device, cache, plan.context.data().highest_page());
   api::check_cache_scales(context.spec(), device, cache, plan.context.data().rows_of_requests());
   api::check_workspace(workspace, device, plan.workspace_bytes);

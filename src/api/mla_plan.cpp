@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/float8.hpp"
 #include "core/index/interleave.hpp"
 #include "mask/shift.hpp"
 
@@ -32,6 +33,7 @@ WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_
                                  int64_t own_rows, int32_t num_ranks) {
   constexpr int64_t kF32 = sizeof(float);
   const int64_t element = size_bytes(spec.dtype);
+  const int64_t latent_element = size_bytes(spec.latent_dtype());
   const int64_t heads = spec.num_heads;
   const int64_t rows = std::max(num_tokens, chunk_tokens);
   const int64_t context_rows = chunk_tokens == 0 ? 0 : num_tokens;
@@ -42,8 +44,8 @@ WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_
   layout.saved_rows = saved_tokens;
   for (int32_t turn = 0; turn < kGatherTurns; ++turn) {
     layout.latents[turn] = pieces.add(chunk_tokens * spec.kv_lora_rank * element);
-    layout.own_latents[turn] = pieces.add(own_rows * spec.latent_dim() * element);
-    layout.all_latents[turn] = pieces.add(num_ranks * own_rows * spec.latent_dim() * element);
+    layout.own_latents[turn] = pieces.add(own_rows * spec.latent_dim() * latent_element);
+    layout.all_latents[turn] = pieces.add(num_ranks * own_rows * spec.latent_dim() * latent_element);
   }
   layout.key = pieces.add(rows * heads * spec.head_dim() * element);
   layout.value = pieces.add(rows * heads * spec.v_head_dim * element);
@@ -51,6 +53,8 @@ WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_
   layout.context_lse = pieces.add(context_rows * heads * kF32);
   layout.saved_out = pieces.add(saved_tokens * heads * spec.v_head_dim * kF32);
   layout.saved_lse = pieces.add(saved_tokens * heads * kF32);
+  const int64_t state_rows = is_float8(spec.out_dtype()) ? context_rows : 0;
+  layout.new_tokens_out = pieces.add(state_rows * heads * spec.v_head_dim * kF32);
   layout.new_tokens_lse = pieces.add(context_rows * heads * kF32);
   layout.bytes = pieces.end();
   return layout;

@@ -37,6 +37,7 @@ std::vector<Fact> facts_of(const ContextParallelSpec& spec) {
       {"layer.query_dtype", static_cast<int64_t>(layer.query_dtype)},
       {"layer.kv_dtype", static_cast<int64_t>(layer.kv_dtype)},
       {"layer.output_dtype", static_cast<int64_t>(layer.out_dtype())},
+      {"layer.output_scales", static_cast<int64_t>(layer.output_scales)},
       {"layer.type", static_cast<int64_t>(layer.type)},
       {"layer.cache.page_size", layer.cache ? layer.cache->page_size : 0},
       {"layer.cache.scales", layer.cache ? static_cast<int64_t>(layer.cache->scales) : 0},

@@ -141,7 +141,8 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
 
 std::vector<jit::Source> operation_sources(const DeviceFacts& facts) {
   return {plain_source("merge_states", facts.arch), plain_source("cache_write", facts.arch),
-          plain_source("cache_quantise", facts.arch), plain_source("gather", facts.arch)};
+          plain_source("cache_quantise", facts.arch), plain_source("gather", facts.arch),
+          plain_source("gather_float8", facts.arch)};
 }
 
 }  // namespace qkv::cuda

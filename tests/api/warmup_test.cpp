@@ -55,16 +55,16 @@ TEST_F(Warmup, compiles_each_kernel_once_and_then_no_more) {
   const std::vector<LayerSpec> layers = {gpu_layer(32), gpu_layer(32), gpu_layer(40)};
   const WarmupResult first = warmup(layers, for_sm80());
   // Two layers alike: 2 · 3 forward kernels, merge_plan_states, cache_write, cache_quantise, merge_states.
-  EXPECT_THAT(first.kernels, SizeIs(11));
+  EXPECT_THAT(first.kernels, SizeIs(12));
   EXPECT_THAT(first.skipped, IsEmpty());
   std::set<std::string> names;
   for (const WarmedKernel& kernel : first.kernels) {
     EXPECT_EQ(kernel.error, "");
     names.insert(kernel.name);
   }
-  EXPECT_THAT(names, SizeIs(11));
+  EXPECT_THAT(names, SizeIs(12));
   const int64_t after = num_compiles();
-  EXPECT_LE(after - before, 11);  // fewer where the cache has some
+  EXPECT_LE(after - before, 12);  // fewer where the cache has some
   const WarmupResult second = warmup(layers, for_sm80());
   EXPECT_EQ(num_compiles(), after);
   for (const WarmedKernel& kernel : second.kernels) EXPECT_FALSE(kernel.compiled);
@@ -76,12 +76,12 @@ TEST_F(Warmup, progress_counts_every_kernel_though_threads_share_the_work) {
   std::vector<int32_t> counts;
   std::vector<std::string> names;
   options.on_progress = [&](int32_t done, int32_t total, const WarmedKernel& kernel) {
-    EXPECT_EQ(total, 8);
+    EXPECT_EQ(total, 9);
     counts.push_back(done);
     names.push_back(kernel.name);
   };
   const WarmupResult result = warmup({gpu_layer(48)}, options);
-  EXPECT_THAT(counts, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8));
+  EXPECT_THAT(counts, ElementsAre(1, 2, 3, 4, 5, 6, 7, 8, 9));
   std::vector<std::string> expected;
   for (const WarmedKernel& kernel : result.kernels) expected.push_back(kernel.name);
   EXPECT_THAT(names, ::testing::UnorderedElementsAreArray(expected));
@@ -103,7 +103,7 @@ TEST_F(Warmup, layers_that_cannot_run_are_skipped_with_the_reason) {
   LayerSpec refused = gpu_layer(32);
   refused.head_dim = 36;
   const WarmupResult result = warmup({gpu_layer(32), refused}, for_sm80());
-  EXPECT_THAT(result.kernels, SizeIs(8));
+  EXPECT_THAT(result.kernels, SizeIs(9));
   EXPECT_THAT(result.skipped, ElementsAre(HasSubstr("layer 1: head_dim: got 36")));
 }
 

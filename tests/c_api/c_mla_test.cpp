@@ -139,11 +139,11 @@ TEST_F(c_mla, forward_does_what_its_cpp_namesake_does) {
   qkv_projection* by_caller = nullptr;
   expect_ok(qkv_matrix_projection_create(&spec, &weights, &by_matrix));
   expect_ok(qkv_projection_create(project_by_matrix, matrix.view().data, &by_caller));
-  expect_ok(
-      qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, by_matrix, &memory, &result, nullptr, nullptr));
+  expect_ok(qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, by_matrix, &memory, &result, nullptr, nullptr,
+                            nullptr, nullptr));
   EXPECT_EQ(std::vector<float>(values, values + expected.size()), expected);
-  expect_ok(
-      qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, by_caller, &memory, &result, nullptr, nullptr));
+  expect_ok(qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, by_caller, &memory, &result, nullptr, nullptr,
+                            nullptr, nullptr));
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-5);
   qkv_projection_destroy(by_matrix);
   qkv_projection_destroy(by_caller);
@@ -171,7 +171,8 @@ TEST_F(c_mla, refusals_are_statuses) {
   EXPECT_EQ(qkv_mla_prefill_plan(prefill, nullptr, &options, &plan, nullptr), QKV_INVALID_ARGUMENT);
   qkv_projection* projection = nullptr;
   EXPECT_EQ(qkv_projection_create(nullptr, nullptr, &projection), QKV_INVALID_ARGUMENT);
-  EXPECT_EQ(qkv_mla_forward(prefill, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr),
+  EXPECT_EQ(qkv_mla_forward(prefill, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                            nullptr, nullptr),
             QKV_INVALID_ARGUMENT);
   qkv_mla_prefill_destroy(prefill);
 }
