@@ -21,6 +21,7 @@ except ImportError:
 import qkv
 from gpu_tables import compiled, decode, masks, mixed, ops, planner, prefill, prefixes
 from gpu_tables.clock import SmClock
+from gpu_tables.flash_infer import FlashInfer
 from gpu_tables.layers import Layers, Pool
 from gpu_tables.loads import PageReader
 from gpu_tables.peers import matrix_product, peers_of
@@ -50,6 +51,8 @@ class Bench:
         self.timer = Timer(self.device, options.seconds, self.optional("SM clocks", SmClock) if self.on_gpu else None)
         self.layers = Layers(options.device)
         self.peers = peers_of(self.device, options.peers)
+        wanted = not options.peers or "FlashInfer" in options.peers
+        self.flash_infer = self.optional("FlashInfer", FlashInfer) if wanted else None
         self.pool = Pool(self.device, POOL_BYTES if self.on_gpu else 16 << 20)
         properties = torch.cuda.get_device_properties(self.device) if self.on_gpu else None
         self.capability = (properties.major, properties.minor) if properties else None

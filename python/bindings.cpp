@@ -66,4 +66,5 @@ NB_MODULE(_qkv, module) {
   qkv::python::bind_collectives(module);
   qkv::python::bind_mla(module);
   qkv::python::bind_context_parallel(module);
+  qkv::python::bind_mla_context_parallel(module);
 }

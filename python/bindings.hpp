@@ -26,12 +26,16 @@ void bind_ops(nb::module_& module);
 void bind_warmup(nb::module_& module);
 void bind_mla(nb::module_& module);
 void bind_context_parallel(nb::module_& module);
+void bind_mla_context_parallel(nb::module_& module);
 void bind_collectives(nb::module_& module);
 
 // "f32" and so on, and "cpu" or "cuda:0", as the library prints them.
 DType parse_dtype(const std::string& name, const char* argument);
 OutputScales parse_output_scales(const std::string& name);
 Device parse_device(const std::string& name);
+
+// "all_to_all" and so on.
+StateExchange parse_exchange(const std::string& name);
 
 // A mask as an expression or as text.
 using MaskArgument = std::variant<Mask, std::string>;
@@ -67,6 +71,12 @@ struct HeldCache {
 
  private:
   View view(bool writable) const;
+};
+
+// A projection and what keeps its matrix alive.
+struct HeldProjection {
+  Projection projection;
+  HeldTensor matrix;
 };
 
 }  // namespace qkv::python

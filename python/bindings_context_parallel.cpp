@@ -1,11 +1,11 @@
 // Context parallelism: a layer whose cache several ranks share.
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include "bindings.hpp"
 #include "qkv/context_parallel.hpp"
 
 namespace qkv::python {
-namespace {
 
 StateExchange parse_exchange(const std::string& name) {
   for (const StateExchange exchange :
@@ -16,6 +16,8 @@ StateExchange parse_exchange(const std::string& name) {
               "\"all_to_all\", \"reduce_scatter\" or \"all_gather\"");
 }
 
+namespace {
+
 // The device is what a call's stream belongs to.
 struct DeviceContextParallel {
   ContextParallel layer;
@@ -23,12 +25,12 @@ struct DeviceContextParallel {
 };
 
 void init(DeviceContextParallel* self, const LayerSpec& spec, const std::shared_ptr<Collectives>& collectives,
-          int32_t interleave_size, const std::string& exchange) {
+          int32_t interleave_size, const std::string& exchange, const std::optional<RequestBounds>& warm_up) {
   const ContextParallelSpec whole{spec, interleave_size, parse_exchange(exchange)};
   if (collectives == nullptr) throw Error(ErrorCode::invalid_argument, "collectives", "None", "a qkv.Collectives");
   const Device device = collectives->device();
   nb::gil_scoped_release released;  // the other ranks may be threads of this interpreter
-  new (self) DeviceContextParallel{ContextParallel(whole, collectives), device};
+  new (self) DeviceContextParallel{ContextParallel(whole, collectives, warm_up), device};
 }
 
 ContextParallelPlan plan(const DeviceContextParallel& self, const HeldBatch& batch, const StreamArgument& stream) {
@@ -87,11 +89,12 @@ void bind_context_parallel(nb::module_& module) {
       "The calls that exchange, this one and forward, are made by all ranks in the same order.")
       .def(
           "__init__", &init, nb::arg("spec"), nb::arg("collectives"), nb::kw_only(), nb::arg("interleave_size") = 1,
-          nb::arg("exchange") = "all_to_all",
+          nb::arg("exchange") = "all_to_all", nb::arg("warm_up") = nb::none(),
           "spec: the layer as on one rank, with the heads of all ranks.\n"
           "interleave_size: tokens in a row that one rank keeps; divides the page size.\n"
           "exchange: \"all_to_all\" or \"reduce_scatter\", where each rank has heads of its own; \"all_gather\", where "
-          "every rank has all queries and gets all results.")
+          "every rank has all queries and gets all results.\n"
+          "warm_up: as in Attention.")
       .def_prop_ro("spec", [](const DeviceContextParallel& self) { return self.layer.spec().layer; })
       .def_prop_ro("shard", [](const DeviceContextParallel& self) { return self.layer.shard(); })
       .def_prop_ro("num_heads", [](const DeviceContextParallel& self) { return self.layer.num_heads(); })
@@ -110,6 +113,14 @@ void bind_context_parallel(nb::module_& module) {
            "query: [>= num_tokens, num_heads, head_dim], of this rank's heads; key, value: [>= num_tokens, "
            "num_kv_heads, ...], the new tokens', of the query's dtype.\n"
            "workspace: contiguous memory of plan.workspace_bytes; None makes some for this call.");
+  module.def(
+      "rank_layers",
+      [](const LayerSpec& spec, int32_t rank, int32_t num_ranks, int32_t interleave_size, const std::string& exchange) {
+        return rank_layers({spec, interleave_size, parse_exchange(exchange)}, rank, num_ranks);
+      },
+      nb::arg("spec"), nb::arg("rank"), nb::arg("num_ranks"), nb::kw_only(), nb::arg("interleave_size") = 1,
+      nb::arg("exchange") = "all_to_all",
+      "The layers that a rank of ContextParallel runs, for warmup(): neither the ranks nor a GPU need be there.");
 }
 
 }  // namespace qkv::python

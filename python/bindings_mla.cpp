@@ -31,12 +31,6 @@ void init_spec(MlaSpec* self, int32_t num_heads, int32_t qk_nope_head_dim, int32
   new (self) MlaSpec(std::move(spec));
 }
 
-// A projection and what keeps its matrix alive.
-struct HeldProjection {
-  Projection projection;
-  HeldTensor matrix;
-};
-
 HeldProjection make_projection(const MlaSpec& spec, const ArrayArgument& kv_b_proj) {
   HeldTensor matrix = read_tensor(kv_b_proj, "kv_b_proj");
   Projection projection = matrix_projection(spec, matrix.view);
@@ -74,11 +68,6 @@ nb::any make_output(const DeviceMla& layer, const ArrayArgument& query, int64_t 
                     const ArrayArgument& out, const StreamArgument& stream) {
   const MlaSpec& spec = layer.prefill.spec();
   return output_or_zeros(out, query, {rows, spec.num_heads, spec.v_head_dim}, dtype, stream);
-}
-
-// What uint8 stands for where such a dtype is wanted.
-std::optional<DType> if_byte(DType dtype) {
-  return size_bytes(dtype) == 1 ? std::optional<DType>(dtype) : std::nullopt;
 }
 
 nb::any run_new_tokens(const DeviceMla& layer, const ArrayArgument& query, const ArrayArgument& key,

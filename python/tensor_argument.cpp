@@ -149,6 +149,10 @@ HeldTensor make_tensor(nb::handle object, const char* argument, Access access, s
 
 }  // namespace
 
+std::optional<DType> if_byte(DType dtype) {
+  return size_bytes(dtype) == 1 ? std::optional<DType>(dtype) : std::nullopt;
+}
+
 HeldTensor read_tensor(nb::handle object, const char* argument, std::optional<DType> declared) {
   return make_tensor(object, argument, Access::read, declared);
 }

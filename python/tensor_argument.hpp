@@ -40,6 +40,9 @@ struct HeldTensor {
   nb::ndarray<nb::ro> owner;
 };
 
+// What uint8 stands for where such a dtype is wanted.
+std::optional<DType> if_byte(DType dtype);
+
 // For tensors that a call only reads: read-only arrays are welcome. `declared`: what uint8 stands for, if it is 8-bit
 // floats; an array of another dtype than the declared one is refused.
 HeldTensor read_tensor(nb::handle object, const char* argument, std::optional<DType> declared = {});

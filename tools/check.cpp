@@ -399,10 +399,9 @@ struct CheckOptions {
 
   // What tells a failing run's command from that of plain attention.
   std::string kind() const {
-    if (mla) return " --mla";
     if (mpi) return " --mpi";
     if (nccl) return " --nccl";
-    return ranks > 0 ? fmt::format(" --ranks {}", ranks) : "";
+    return fmt::format("{}{}", mla ? " --mla" : "", ranks > 0 ? fmt::format(" --ranks {}", ranks) : "");
   }
 };
 
@@ -481,7 +480,9 @@ Ranks make_ranks(const CheckOptions& options) {
 
 Checked check_case_number(int64_t index, const CheckOptions& options, Device device, const Ranks& ranks) {
   const uint64_t seed = options.seed;
-  if (options.mla) return check_case(draw_mla_case(seed, index, device.kind), device, options.verbose);
+  if (options.mla) {
+    return check_case(draw_mla_case(seed, index, device.kind, options.ranks), device, options.verbose);
+  }
   if (options.mpi) {
     return check_rank(draw_parallel_case(seed, index, ranks.of_process->num_ranks(), device.kind), ranks.of_process,
                       options.verbose);
@@ -553,8 +554,7 @@ void add_check_command(CLI::App& app) {
   CLI::Option* ranks =
       command
           ->add_option("--ranks", options->ranks, "Context parallelism over so many ranks, as threads of this process")
-          ->check(CLI::Range(1, 64))
-          ->excludes(mla);
+          ->check(CLI::Range(1, 64));
   CLI::Option* mpi = command->add_flag("--mpi", options->mpi, "The same over the processes that mpirun started")
                          ->excludes(mla)
                          ->excludes(ranks);
@@ -569,6 +569,7 @@ void add_check_command(CLI::App& app) {
       "round outputs, and each request alone bit for bit. A failing case prints the command that repeats it.\n\n"
       "Examples: qkv check --cases 20000 --seed 7\n"
       "          qkv check --ranks 4\n"
+      "          qkv check --mla --ranks 4\n"
       "          mpirun -n 4 qkv check --mpi --cases 200");
   command->callback([options] { run_check(*options); });
 }

@@ -51,6 +51,19 @@ void fit_layer(Draw& draw, DeviceKind device, LayerSpec& layer) {
   if (device == DeviceKind::cuda && layer.output_dtype == DType::f32 && draw.one_in(2)) layer.output_dtype.reset();
 }
 
+// How ranks share the cache. Where they have heads of their own, there are as many for each.
+void draw_ranks(Draw& draw, int32_t num_ranks, MlaCase& c) {
+  c.with_ranks = true;
+  c.options.num_ranks = num_ranks;
+  c.options.interleave_size = draw.pick<int32_t>({1, 1, 2, 5, 16});
+  c.exchange = draw.pick<std::optional<StateExchange>>(
+      {std::nullopt, StateExchange::all_to_all, StateExchange::reduce_scatter, StateExchange::all_gather});
+  if (!c.exchange || c.exchange == StateExchange::all_gather) return;
+  LayerSpec& layer = c.attention.layer;
+  layer.num_q_heads = layer.num_kv_heads = num_ranks * static_cast<int32_t>(draw.range(1, num_ranks > 3 ? 1 : 2));
+  if (!layer.sinks.empty()) layer.sinks.resize(static_cast<size_t>(layer.num_q_heads), 0.5F);
+}
+
 // Contexts of all kinds beside prefills of few tokens: the oracle takes time.
 RequestLengths draw_prefill(Draw& draw) {
   const auto q_len = static_cast<int32_t>(draw.one_in(4) ? 1 : draw.range(draw.one_in(9) ? 0 : 1, 40));
@@ -60,7 +73,7 @@ RequestLengths draw_prefill(Draw& draw) {
 
 }  // namespace
 
-MlaCase draw_mla_case(uint64_t seed, int64_t index, DeviceKind device) {
+MlaCase draw_mla_case(uint64_t seed, int64_t index, DeviceKind device, int32_t num_ranks) {
   MlaCase c;
   c.attention = draw_case(seed, index, device);
   c.attention.layer.key_run = KeyRun::all;
@@ -72,6 +85,7 @@ MlaCase draw_mla_case(uint64_t seed, int64_t index, DeviceKind device) {
   c.kv_lora_rank = draw_of_layer.pick<int32_t>({8, 16, 40, 64, 72});
   c.options.page_size = draw_of_layer.pick<int32_t>({1, 3, 16, 16, 64});
   if (draw_of_layer.one_in(3)) c.cache_dtype = draw_of_layer.pick<DType>({DType::f8e4m3, DType::f8e4m3, DType::f8e5m2});
+  if (num_ranks > 0) draw_ranks(draw_of_layer, num_ranks, c);
 
   Draw draw(~seed ^ 0x313AULL, index);
   c.attention.requests.clear();
@@ -84,15 +98,19 @@ MlaCase draw_mla_case(uint64_t seed, int64_t index, DeviceKind device) {
     if (work < kWork) c.attention.requests.push_back(lengths);
   }
   c.options.workspace_tokens =
-      c.options.page_size * static_cast<int32_t>(std::max(num_requests, 1) + draw.range(0, 20));
+      chunk_alignment(c.options) * static_cast<int32_t>(std::max(num_requests, 1) + draw.range(0, 20));
   c.options.batch_invariant = draw.one_in(2);
   return c;
 }
 
 std::string describe(const MlaCase& c) {
-  return fmt::format("mla rank {} rope {} page {}{} workspace {}{}: {}", c.kv_lora_rank, c.qk_rope_head_dim,
+  const std::string ranks =
+      c.with_ranks ? fmt::format(" {} ranks interleave {} {}", c.options.num_ranks, c.options.interleave_size,
+                                 c.exchange ? to_string(*c.exchange) : "latents")
+                   : "";
+  return fmt::format("mla rank {} rope {} page {}{} workspace {}{}{}: {}", c.kv_lora_rank, c.qk_rope_head_dim,
                      c.options.page_size, c.cache_dtype ? fmt::format(" of {}", to_string(*c.cache_dtype)) : "",
-                     c.options.workspace_tokens, c.options.batch_invariant ? " batch-invariant" : "",
+                     c.options.workspace_tokens, c.options.batch_invariant ? " batch-invariant" : "", ranks,
                      describe(c.attention));
 }
 

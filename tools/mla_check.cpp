@@ -10,6 +10,7 @@
 #include "case_data.hpp"
 #include "check.hpp"
 #include "mla_cases.hpp"
+#include "parallel_cases.hpp"
 #include "qkv/reference.hpp"
 #include "qkv/status.hpp"
 
@@ -32,20 +33,31 @@ std::vector<double> values_of(const Tensor& rows, int64_t num_columns) {
 
 class MlaRun {
  public:
-  MlaRun(const MlaCase& c, Device device)
+  // ranks: this one's end of them, if there are any.
+  MlaRun(const MlaCase& c, Device device, const std::shared_ptr<Collectives>& ranks)
       : case_(c),
         spec_(c.spec()),
         device_(device),
+        ranks_(ranks),
+        shard_{ranks ? ranks->rank() : 0, c.options.num_ranks, c.options.interleave_size},
         data_(c.attention),
         matrix_(spec_.dtype, {spec_.num_heads * (spec_.qk_nope_head_dim + spec_.v_head_dim), spec_.kv_lora_rank}),
         latents_(spec_.dtype, {data_.num_keys, spec_.latent_dim()}),
         new_latents_(spec_.dtype, {data_.num_tokens + c.attention.extra_rows, spec_.latent_dim()}),
         latent_scale_(DType::f32, {1}),
-        attention_(spec_, device) {
+        num_heads_(spec_.num_heads) {
+    if (c.exchange) {
+      sharing_states_.emplace(MlaContextParallelSpec{spec_, c.options.interleave_size, *c.exchange}, ranks);
+      num_heads_ = sharing_states_->num_heads();
+      first_head_ = num_heads_ == spec_.num_heads ? 0 : shard_.rank * num_heads_;
+    } else {
+      prefill_.emplace(spec_, device);
+    }
     Draw draw(c.attention.seed ^ 0x1A7E17ULL, c.attention.index);
     fill_normal(draw, 1, latents_.view());
     fill_normal(draw, 1.0F / std::sqrt(static_cast<float>(spec_.kv_lora_rank)), matrix_.view());
     store(latent_scale_.view(), {0}, 0.0137F);
+    round_context();
     make_cache(draw);
     make_keys();
     make_new_latents();
@@ -88,18 +100,34 @@ class MlaRun {
     }
   }
 
-  // The context's rows in their pages, in random order. All else is NaN, and table entries behind the context junk. Of
-  // 8-bit pages, the latents are what can be read there.
+  // Of 8-bit pages, the context's latents are what can be read there.
+  void round_context() {
+    if (!spec_.cache_dtype) return;
+    const OwnedTensor element(*spec_.cache_dtype, {1});
+    const float scale = load(latent_scale_.view(), {0});
+    int64_t first_key = 0;
+    for (const RequestLengths& r : case_.attention.requests) {
+      for (int64_t key = first_key; key < first_key + r.kv_len - r.q_len; ++key) {
+        for (int64_t d = 0; d < spec_.latent_dim(); ++d) {
+          store(element.view(), {0}, load(latents_.view(), {key, d}) / scale);
+          store(latents_.view(), {key, d}, load(element.view(), {0}) * scale);
+        }
+      }
+      first_key += r.kv_len;
+    }
+  }
+
+  // The context's rows that this rank keeps in their pages, in random order. All else is NaN, and table entries behind
+  // the context junk.
   void make_cache(Draw& draw) {
     const int64_t page_size = case_.options.page_size;
     int64_t num_pages = 1;
     for (const RequestLengths& r : case_.attention.requests) {
-      const int64_t pages = (r.kv_len - r.q_len + page_size - 1) / page_size;
+      const int64_t pages = (shard_.local_length(r.kv_len - r.q_len) + page_size - 1) / page_size;
       table_width_ = std::max(table_width_, pages + 1);
       num_pages += pages;
     }
-    const bool has_scale = spec_.cache_dtype.has_value();
-    const float scale = has_scale ? load(latent_scale_.view(), {0}) : 1.0F;
+    const float scale = spec_.cache_dtype ? load(latent_scale_.view(), {0}) : 1.0F;
     pages_ = OwnedTensor(spec_.latent_dtype(), {num_pages, page_size, spec_.latent_dim()});
     std::vector<int32_t> free_pages;
     for (int64_t p = 0; p < num_pages; ++p) free_pages.push_back(static_cast<int32_t>(p));
@@ -107,16 +135,14 @@ class MlaRun {
     int64_t first_key = 0;
     for (const RequestLengths& r : case_.attention.requests) {
       std::vector<int32_t> row(table_width_, std::numeric_limits<int32_t>::max());
-      for (int64_t t = 0; t < r.kv_len - r.q_len; ++t) {
+      for (int32_t t = 0; t < shard_.local_length(r.kv_len - r.q_len); ++t) {
         if (t % page_size == 0) {
           row[t / page_size] = free_pages.back();
           free_pages.pop_back();
         }
         for (int64_t d = 0; d < spec_.latent_dim(); ++d) {
-          const int64_t page = row[t / page_size];
-          store(pages_.view(), {page, t % page_size, d}, load(latents_.view(), {first_key + t, d}) / scale);
-          if (!has_scale) continue;
-          store(latents_.view(), {first_key + t, d}, load(pages_.view(), {page, t % page_size, d}) * scale);
+          store(pages_.view(), {row[t / page_size], t % page_size, d},
+                load(latents_.view(), {first_key + shard_.position(t), d}) / scale);
         }
       }
       table_.insert(table_.end(), row.begin(), row.end());
@@ -138,7 +164,7 @@ class MlaRun {
     }
   }
 
-  Tensor query() { return data_.query.view(); }
+  Tensor query() { return data_.query.view().slice(1, first_head_, first_head_ + num_heads_); }
   Tensor block_table() const {
     return Tensor::contiguous(table_.data(), DType::i32,
                               {static_cast<int64_t>(case_.attention.requests.size()), table_width_});
@@ -148,20 +174,32 @@ class MlaRun {
   Outputs forward(const Tensor& query, Batch batch, const Tensor& block_table, OwnedTensor& new_latents,
                   int64_t num_tokens, int64_t first_token = 0) {
     batch.block_table = block_table;
-    const MlaPlan plan = attention_.plan(batch, case_.options);
+    ContextChunkOptions options = case_.options;
+    options.rank = shard_.rank;
+    const MlaPlan plan = sharing_states_ ? sharing_states_->plan(batch, options) : prefill_->plan(batch, options);
     const int64_t rows = num_tokens + case_.attention.extra_rows;
     Outputs outputs;
-    outputs.out = OwnedTensor(spec_.out_dtype(), {rows, spec_.num_heads, spec_.v_head_dim});
-    if (case_.attention.with_lse) outputs.lse = OwnedTensor(DType::f32, {spec_.num_heads, rows});
-    outputs.scale = data_.output_scale(rows, spec_.num_heads);
+    outputs.out = OwnedTensor(spec_.out_dtype(), {rows, num_heads_, spec_.v_head_dim});
+    if (case_.attention.with_lse) outputs.lse = OwnedTensor(DType::f32, {num_heads_, rows});
+    outputs.scale = data_.output_scale(rows, num_heads_);
     OwnedTensor workspace_memory(DType::f32, {plan.workspace_bytes() / 4});
     const Placed query_tensor(data_.query, device_), latents(new_latents, device_), pages(pages_, device_),
         matrix(matrix_, device_), workspace(workspace_memory, device_), out(outputs.out, device_),
         lse(outputs.lse, device_), scale(outputs.scale, device_), latent_scale(latent_scale_, device_);
     const auto from_first = [&](const Tensor& tensor) { return tensor.slice(0, first_token, tensor.shape[0]); };
-    attention_.forward(from_first(query_tensor.on_device(query)), from_first(latents.view()), pages.view(), plan,
-                       matrix_projection(spec_, matrix.view()), workspace.view(), out.view(), lse.view(), {}, {},
-                       scale.view(), spec_.cache_dtype ? latent_scale.view() : Tensor());
+    const Tensor queries = from_first(query_tensor.on_device(query)), new_rows = from_first(latents.view());
+    const Tensor scale_of_latents = spec_.cache_dtype ? latent_scale.view() : Tensor();
+    const Projection projection = matrix_projection(spec_, matrix.view());
+    if (sharing_states_) {
+      sharing_states_->forward(queries, new_rows, pages.view(), plan, projection, workspace.view(), out.view(),
+                               lse.view(), {}, {}, scale.view(), scale_of_latents);
+    } else if (ranks_) {
+      prefill_->forward(queries, new_rows, pages.view(), plan, projection, workspace.view(), *ranks_, out.view(),
+                        lse.view(), {}, {}, scale.view(), scale_of_latents);
+    } else {
+      prefill_->forward(queries, new_rows, pages.view(), plan, projection, workspace.view(), out.view(), lse.view(), {},
+                        {}, scale.view(), scale_of_latents);
+    }
     out.fetch();
     scale.fetch();
     if (case_.attention.with_lse) lse.fetch();
@@ -185,12 +223,15 @@ class MlaRun {
     const DType dtype = spec_.out_dtype();
     const double rounding = rounding_of(dtype);
     const OutputRange range = output_range(dtype);
-    const double of_states = of_weights + (half ? 4e-4 : 5e-5) * case_.attention.magnitude;
+    // Exchanged states travel in the queries' dtype, and values are of size 1.
+    constexpr double kLargestValue = 5;
+    const double of_exchange = case_.exchange && half ? kLargestValue * rounding_of(spec_.dtype) : 0;
+    const double of_states = of_weights + of_exchange + (half ? 4e-4 : 5e-5) * case_.attention.magnitude;
     const double absolute = of_states + (is_float8(dtype) ? 0 : rounding);
     const Tensor out_scale = outputs.scale.view();
     if (!outputs.out.buffer().guards_intact()) return "out: guard words overwritten";
     for (int64_t t = 0; t < data_.num_tokens + case_.attention.extra_rows; ++t) {
-      for (int64_t h = 0; h < spec_.num_heads; ++h) {
+      for (int64_t h = 0; h < num_heads_; ++h) {
         for (int64_t d = 0; d < spec_.v_head_dim; ++d) {
           const double scale = scale_at(out_scale, t, h, d);
           const double got = load(outputs.out.view(), {t, h, d}) * scale;
@@ -198,7 +239,7 @@ class MlaRun {
             if (!std::isnan(got)) return fmt::format("out[{}]: a padding row was written", t);
             continue;
           }
-          const double* row = &expected.out[(t * spec_.num_heads + h) * spec_.v_head_dim];
+          const double* row = &expected.out[(t * spec_.num_heads + first_head_ + h) * spec_.v_head_dim];
           if (out_scale.rank == 3 && d % kScaleGroup == 0) {
             const int64_t end = std::min<int64_t>(d + kScaleGroup, spec_.v_head_dim);
             const std::string wrong = wrong_scale(scale, dtype, row, d, end, of_states, of_weights / 2 + 1e-5);
@@ -219,10 +260,10 @@ class MlaRun {
     if (!outputs.lse.buffer().guards_intact()) return "lse: guard words overwritten";
     const double absolute =
         (device_.kind == DeviceKind::cuda || spec_.dtype != DType::f32 ? 2e-3 : 1e-4) * case_.attention.magnitude;
-    for (int64_t h = 0; h < spec_.num_heads; ++h) {
+    for (int64_t h = 0; h < num_heads_; ++h) {
       for (int64_t t = 0; t < data_.num_tokens; ++t) {
         const double got = load(outputs.lse.view(), {h, t});
-        const double want = expected.lse[h * data_.num_tokens + t];
+        const double want = expected.lse[(first_head_ + h) * data_.num_tokens + t];
         if (!agree(got, want, absolute, 1e-5)) {
           return fmt::format("lse[{}, {}]: got {}, expected {}", h, t, got, want);
         }
@@ -273,7 +314,7 @@ class MlaRun {
     Outputs alone =
         forward(query(), batch, block_table().slice(0, request, request + 1), new_latents_, lengths.q_len, first);
     const auto row_bytes =
-        static_cast<size_t>(spec_.num_heads) * spec_.v_head_dim * static_cast<size_t>(size_bytes(spec_.out_dtype()));
+        static_cast<size_t>(num_heads_) * spec_.v_head_dim * static_cast<size_t>(size_bytes(spec_.out_dtype()));
     const auto* all = static_cast<const std::byte*>(together.out.buffer().data());
     if (std::memcmp(all + static_cast<size_t>(first) * row_bytes, alone.out.buffer().data(),
                     static_cast<size_t>(lengths.q_len) * row_bytes) != 0) {
@@ -285,12 +326,25 @@ class MlaRun {
   const MlaCase& case_;
   const MlaSpec spec_;
   const Device device_;
+  const std::shared_ptr<Collectives> ranks_;
+  const Shard shard_;
   CaseData data_;
   OwnedTensor matrix_, latents_, new_latents_, latent_scale_, pages_;
   std::vector<int32_t> table_;
   int64_t table_width_ = 1;
-  MlaPrefill attention_;
+  // Whoever runs the case, and the heads that it has of all.
+  std::optional<MlaPrefill> prefill_;
+  std::optional<MlaContextParallel> sharing_states_;
+  int64_t first_head_ = 0, num_heads_;
 };
+
+std::string failure_of_run(const MlaCase& c, Device device, const std::shared_ptr<Collectives>& ranks) {
+  try {
+    return MlaRun(c, device, ranks).run();
+  } catch (const Error& error) {
+    return fmt::format("refused: {}", error.what());
+  }
+}
 
 }  // namespace
 
@@ -300,11 +354,9 @@ void prepare(const MlaCase& c, Device device) {
 }
 
 std::string failure_of(const MlaCase& c, Device device) {
-  try {
-    return MlaRun(c, device).run();
-  } catch (const Error& error) {
-    return fmt::format("refused: {}", error.what());
-  }
+  if (!c.with_ranks) return failure_of_run(c, device, nullptr);
+  return first_failure(c.options.num_ranks, device,
+                       [&](const std::shared_ptr<Collectives>& rank) { return failure_of_run(c, device, rank); });
 }
 
 }  // namespace qkv::tools

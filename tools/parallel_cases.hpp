@@ -2,6 +2,7 @@
 // cache several ranks share.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +35,10 @@ std::string failure_of_rank(const ParallelCase& c, const std::shared_ptr<Collect
 std::string failure_of(const ParallelCase& c, Device device = {});
 // The same with ranks that the caller keeps.
 std::string failure_of(const ParallelCase& c, const std::vector<std::shared_ptr<Collectives>>& ranks);
+
+// What `run` says of the ranks, as threads on one device: of the first that says anything.
+std::string first_failure(int32_t num_ranks, Device device,
+                          const std::function<std::string(const std::shared_ptr<Collectives>&)>& run);
 
 // One rank on each GPU that there is, as threads of this process.
 std::vector<std::shared_ptr<Collectives>> nccl_ranks_of_all_devices();

@@ -282,14 +282,20 @@ std::string failure_of(const ParallelCase& c, const std::vector<std::shared_ptr<
   return first_of(failures);
 }
 
-std::string failure_of(const ParallelCase& c, Device device) {
-  auto ranks = in_process_ranks(c.num_ranks, device);
+std::string first_failure(int32_t num_ranks, Device device,
+                          const std::function<std::string(const std::shared_ptr<Collectives>&)>& run) {
+  auto ranks = in_process_ranks(num_ranks, device);
   std::vector<std::string> failures(ranks.size());
   for_each_rank(ranks.size(), [&](size_t rank) {
-    failures[rank] = failure_of_rank(c, ranks[rank]);
+    failures[rank] = run(ranks[rank]);
     ranks[rank].reset();  // nobody waits for a rank that has failed
   });
   return first_of(failures);
+}
+
+std::string failure_of(const ParallelCase& c, Device device) {
+  return first_failure(c.num_ranks, device,
+                       [&](const std::shared_ptr<Collectives>& rank) { return failure_of_rank(c, rank); });
 }
 
 std::vector<std::shared_ptr<Collectives>> nccl_ranks_of_all_devices() {

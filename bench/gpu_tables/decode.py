@@ -1,10 +1,12 @@
 """Decode: one new token a request, caches in pages, a CUDA graph of 20 launches or more over as many caches as fit,
-so that keys and values come from memory. GB/s count each key and value once; the limit reads the same pages only."""
+so that keys and values come from memory. GB/s count each key and value once; the limit reads the same pages only.
+FlashInfer reads the same pages, the better of its two kernels; the other peers read dense keys."""
 
 import numpy as np
 import qkv
 import torch
 
+from gpu_tables.flash_infer import own_layout
 from gpu_tables.layers import Heads, Layer, make_plan, num_pages, views_of
 
 HEADS = [Heads(32, 8, 128), Heads(64, 8, 64)]
@@ -49,7 +51,7 @@ def run(bench, case):
     order = np.random.default_rng(2).permutation(total_pages).astype(np.int32)
     plan = make_plan(attention, lengths, pages=order)
     gigabytes = 1e-9 * sum(keys) * heads.bytes_a_token
-    launches = max(20, int(1e-9 * FROM_MEMORY_BYTES / gigabytes))
+    launches = max(20, int(1e-9 * FROM_MEMORY_BYTES / gigabytes)) if bench.on_gpu else 2
     caches = bench.pool.caches(heads, page, total_pages, most=launches)
     query = bench.random(len(keys), heads.query, heads.dim)
     out = torch.empty(len(keys), heads.query, heads.value_dim, dtype=query.dtype, device=query.device)
@@ -62,17 +64,24 @@ def run(bench, case):
     if bench.page_reader is not None:
         pages = torch.from_numpy(order).to(query.device)
         times["loads"] = bench.timer.graph([bench.page_reader.call(cache, pages) for cache in caches], launches)
-    if len(set(keys)) == 1:
-        times |= peer_times(bench, heads, keys, query, caches, launches)
+    peers = peer_times(bench, heads, keys, query, caches, launches) if len(set(keys)) == 1 else {}
 
-    rates = {name: gigabytes / time.seconds for name, time in times.items()}
-    micros = {name: time.seconds * 1e6 for name, time in times.items()}
+    def check(name, got, cache):
+        attention.forward(query, qkv.KvCache(*own_layout(cache, heads).unbind(1)), plan, out)
+        bench.expect_close(name, got, out)
+
+    choices = flash_infer_times(bench, heads, page, lengths, order, query, caches, launches, check)
+    if choices:
+        peers["FlashInfer"] = min(choices.values(), key=lambda time: time.seconds)
+
+    micros = {name: time.seconds * 1e6 for name, time in (times | peers | choices).items()}
+    rates = {name: gigabytes / time.seconds for name, time in (times | peers).items()}
     limit = rates.get("loads")
     bench.report.add(
         f"decode {name} {heads} page{page}",
         "GB/s",
         rates["qkv"],
-        {name: rates[name] for name in bench.peers if name in rates},
+        {name: rates[name] for name in peers},
         limit=limit,
         note=f"{micros['qkv']:.2f} us" + (f", loads {micros['loads']:.2f}" if limit else ""),
         microseconds=micros,
@@ -92,6 +101,29 @@ def peer_times(bench, heads, keys, query, caches, launches):
             times[name] = bench.timer.graph(calls, launches)
         except Exception as error:  # of many kinds: what the peer does not do
             bench.report.leave_out(f"{name} in decode of {heads}", error)
+    return times
+
+
+def flash_infer_times(bench, heads, page, lengths, order, query, caches, launches, check):
+    """From the same pages in its own layout; which cores to use is its user's choice."""
+    if bench.flash_infer is None:
+        return {}
+    out = torch.empty_like(query)
+
+    def measure(name, tensor_cores):
+        wrapper = bench.flash_infer.decode(heads, page, lengths, order, tensor_cores=tensor_cores)
+        own_caches = [own_layout(cache, heads) for cache in caches]
+        calls = [lambda cache=cache: wrapper.run(query, cache, out=out) for cache in own_caches]
+        calls[0]()
+        check(name, out, caches[0])
+        return bench.timer.graph(calls, launches)
+
+    times = {}
+    for name, tensor_cores in (("FlashInfer, tensor cores", True), ("FlashInfer, CUDA cores", False)):
+        try:
+            times[name] = measure(name, tensor_cores)
+        except Exception as error:  # of many kinds: what the peer does not do
+            bench.report.leave_out(f"{name}, in decode of {heads}", error)
     return times
 
 

@@ -1,6 +1,7 @@
 """Prefill: 16k new tokens in all, hidden size 2048, full and causal, keys dense and in pages of 16.
 
-TFLOP/s count 4 * s^2 * heads * dim * requests, half of it where causal. The number of a row is the steady one."""
+TFLOP/s count 4 * s^2 * heads * dim * requests, half of it where causal. The number of a row is the steady one.
+FlashInfer reads the pages, and stands beside them; the other peers read dense keys, and stand beside both."""
 
 import numpy as np
 import qkv
@@ -71,12 +72,16 @@ def run(bench, case):
     value = bench.random(*shape, heads.kv, heads.value_dim)
     flops = 2.0 * length * length * heads.query * (heads.dim + heads.value_dim) * requests * (0.5 if causal else 1)
 
-    calls = {"dense": dense_call(bench, case, query, key, value), "page 16": paged_call(bench, case, query, key, value)}
+    pages = pages_of(query, key, value)
+    calls = {"dense": dense_call(bench, case, query, key, value), "page 16": paged_call(bench, case, query, *pages)}
     want = calls["dense"]()
     bench.expect_close("qkv page 16", calls["page 16"](), want)
-    for name, make in bench.peers.items():
+    makers = {name: lambda make=make: make(query, key, value, causal) for name, make in bench.peers.items()}
+    if bench.flash_infer is not None:
+        makers["FlashInfer"] = lambda: flash_infer_call(bench, case, query, *pages)
+    for name, make in makers.items():
         try:
-            call = make(query, key, value, causal)
+            call = make()
             bench.expect_close(name, call().reshape(want.shape), want)
             calls[name] = call
         except Exception as error:  # of many kinds: what the peer does not do
@@ -84,8 +89,9 @@ def run(bench, case):
 
     steady = bench.timer.steady(calls)
     one_by_one = {name: bench.timer.bench(call) for name, call in calls.items()}
-    peers = {name: rate(flops, steady[name]) for name in calls if name in bench.peers}
-    for layout in ("dense", "page 16"):
+    dense_peers = [name for name in calls if name in bench.peers]
+    for layout, names in (("dense", dense_peers), ("page 16", [name for name in calls if name in makers])):
+        peers = {name: rate(flops, steady[name]) for name in names}
         used = utilisation(flops, steady[layout], bench)
         bench.report.add(
             f"prefill {heads} s{length} {'causal' if causal else 'full'} {layout}",
@@ -110,21 +116,34 @@ def dense_call(bench, case, query, key, value):
     return lambda: attention.forward(query, key, value, plan, out)
 
 
-def paged_call(bench, case, query, key, value):
-    attention = bench.layers[kinds(case)[1]]
+def pages_of(query, key, value):
+    """(lengths, page numbers in random order, keys in pages, values in pages)"""
     requests, length = query.shape[:2]
     lengths = [(length, length)] * requests
     order = np.random.default_rng(1).permutation(num_pages(lengths, PAGE)).astype(np.int32)
-    plan = make_plan(attention, lengths, pages=order)
-    cache = []
+    caches = []
     for tensor in (key, value):
         pages = torch.empty(len(order), PAGE, *tensor.shape[2:], dtype=tensor.dtype, device=tensor.device)
         pages[torch.from_numpy(order).long().to(tensor.device)] = tensor.reshape(pages.shape)
-        cache.append(pages)
-    kv_cache = qkv.KvCache(*cache)
+        caches.append(pages)
+    return lengths, order, *caches
+
+
+def paged_call(bench, case, query, lengths, order, key, value):
+    attention = bench.layers[kinds(case)[1]]
+    plan = make_plan(attention, lengths, pages=order)
+    kv_cache = qkv.KvCache(key, value)
     query = query.flatten(0, 1)
     out = torch.empty(*query.shape[:2], value.shape[3], dtype=query.dtype, device=query.device)
     return lambda: attention.forward(query, kv_cache, plan, out)
+
+
+def flash_infer_call(bench, case, query, lengths, order, key, value):
+    heads, _, mask = case
+    wrapper = bench.flash_infer.prefill(heads, PAGE, lengths, order, causal=mask == "causal")
+    query = query.flatten(0, 1)
+    out = torch.empty(*query.shape[:2], value.shape[3], dtype=query.dtype, device=query.device)
+    return lambda: wrapper.run(query, (key, value), out=out)
 
 
 def utilisation(flops, time, bench):

@@ -25,10 +25,13 @@ class Progress:
             bar = "#" * filled + "." * (self.WIDTH - filled)
             print(f"\r\033[K[{bar}] {self.done}/{self.total} {label[:60]}", end="", file=sys.stderr, flush=True)
 
-    def print(self, line):
-        """A line above the bar."""
+    def clear(self):
         if self.visible:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+    def print(self, line):
+        """A line above the bar."""
+        self.clear()
         print(line, flush=True)
         if self.visible:
             self.show(self.label)

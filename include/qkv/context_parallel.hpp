@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "qkv/attention.hpp"
 #include "qkv/collectives.hpp"
@@ -39,6 +40,10 @@ struct ContextParallelSpec {
   int32_t interleave_size = 1;  // tokens in a row that one rank keeps; divides page_size. The same on every rank
   StateExchange exchange = StateExchange::all_to_all;
 };
+
+// The layers that a rank of ContextParallel(spec, …) runs, for warmup(): neither the ranks nor a GPU need be there.
+// Throws what the constructor would on a GPU. All ranks run the same kernels, unless the mask tells heads apart.
+QKV_EXPORT std::vector<LayerSpec> rank_layers(const ContextParallelSpec& spec, int32_t rank, int32_t num_ranks);
 
 namespace parallel {
 struct StepPlan;
@@ -81,8 +86,9 @@ class QKV_EXPORT ContextParallelPlanner {
 class QKV_EXPORT ContextParallel {
  public:
   // Collective: every rank makes its layers in the same order. Refused on all ranks alike where they differ in the
-  // layer, the interleave or the exchange. On the device of the collectives.
-  ContextParallel(ContextParallelSpec spec, std::shared_ptr<Collectives> collectives);
+  // layer, the interleave or the exchange. On the device of the collectives. `warm_up` as in Attention.
+  ContextParallel(ContextParallelSpec spec, std::shared_ptr<Collectives> collectives,
+                  const std::optional<RequestBounds>& warm_up = {});
   ~ContextParallel();
   ContextParallel(ContextParallel&&) noexcept;
   ContextParallel& operator=(ContextParallel&&) noexcept;

@@ -66,7 +66,9 @@ QKV_EXPORT Projection matrix_projection(const MlaSpec& spec, const Tensor& kv_b_
 
 namespace mla {
 struct PlanData;
-}
+struct Call;
+struct Result;
+}  // namespace mla
 
 // A step's chunks and the plans of their attention. Cheap to copy, read-only, shared by all layers of the same kind.
 class QKV_EXPORT MlaPlan {
@@ -150,8 +152,8 @@ class QKV_EXPORT MlaPrefill {
                const Tensor& out_scale = {}, const Tensor& latent_scale = {}) const;
 
  private:
-  struct ForwardCall;
-  void forward_over(const ForwardCall& call) const;
+  void forward_over(const mla::Call& call, const MlaPlan& plan, const Tensor& workspace,
+                    const mla::Result& result) const;
 
   struct Impl;
   std::shared_ptr<const Impl> impl_;

@@ -512,6 +512,61 @@ QKV_EXPORT qkv_status qkv_all_to_all(qkv_collectives* ranks, const qkv_tensor* s
 // What has gone wrong since: work on a stream may fail after the call that put it there.
 QKV_EXPORT qkv_status qkv_collectives_check(qkv_collectives* ranks);
 
+// --- context parallelism: as in context_parallel.hpp ----------------------------------------------------------------
+
+// How states over the ranks' parts of a context become the states of a rank's heads.
+typedef int32_t qkv_state_exchange;
+enum { QKV_EXCHANGE_ALL_TO_ALL = 0, QKV_EXCHANGE_REDUCE_SCATTER = 1, QKV_EXCHANGE_ALL_GATHER = 2 };
+
+typedef struct qkv_context_parallel qkv_context_parallel;
+typedef struct qkv_parallel_plan qkv_parallel_plan;
+typedef struct qkv_parallel_planner qkv_parallel_planner;
+
+// A layer as on one rank, with the heads of all ranks, on the device of `ranks`, which may be destroyed before it.
+// Collective. interleave_size: tokens in a row that one rank keeps. On failure *attention is NULL.
+QKV_EXPORT qkv_status qkv_context_parallel_create(const qkv_layer_spec* layer, int32_t interleave_size,
+                                                  qkv_state_exchange exchange, const qkv_collectives* ranks,
+                                                  qkv_context_parallel** attention);
+QKV_EXPORT void qkv_context_parallel_destroy(qkv_context_parallel* attention);  // NULL is fine
+// For qkv_shard_slots.
+QKV_EXPORT qkv_status qkv_context_parallel_shard(const qkv_context_parallel* attention, qkv_shard* shard);
+// Of this rank: those of its query, out and lse.
+QKV_EXPORT qkv_status qkv_context_parallel_num_heads(const qkv_context_parallel* attention, int32_t* num_heads);
+// Of forward, for plans of at most so many new tokens.
+QKV_EXPORT qkv_status qkv_context_parallel_workspace_bytes(const qkv_context_parallel* attention, int64_t max_tokens,
+                                                           int64_t* workspace_bytes);
+
+// The batch is the same on every rank but for block_table, the rank's own pages, and slot_mapping. On failure *plan is
+// NULL. Plans as those of qkv_attention_plan.
+QKV_EXPORT qkv_status qkv_context_parallel_plan(const qkv_context_parallel* attention, const qkv_batch* batch,
+                                                qkv_parallel_plan** plan, qkv_stream stream);
+QKV_EXPORT void qkv_parallel_plan_destroy(qkv_parallel_plan* plan);  // NULL is fine
+// 0 where no request has a context: then forward exchanges nothing. The same on every rank.
+QKV_EXPORT qkv_status qkv_parallel_plan_exchanges(const qkv_parallel_plan* plan, int32_t* exchanges);
+QKV_EXPORT qkv_status qkv_parallel_plan_workspace_bytes(const qkv_parallel_plan* plan, int64_t* workspace_bytes);
+
+// Plans in memory made once, as qkv_attention_planner. They always exchange.
+QKV_EXPORT qkv_status qkv_context_parallel_planner(const qkv_context_parallel* attention, const qkv_plan_limits* limits,
+                                                   qkv_parallel_planner** planner);
+QKV_EXPORT void qkv_parallel_planner_destroy(qkv_parallel_planner* planner);  // NULL is fine; its plans live on
+QKV_EXPORT qkv_status qkv_parallel_planner_plan(qkv_parallel_planner* planner, const qkv_batch* batch,
+                                                qkv_parallel_plan** plan, qkv_stream stream);
+QKV_EXPORT qkv_status qkv_parallel_planner_check(const qkv_parallel_planner* planner, qkv_stream stream);
+
+// As qkv_attention_update_cache: the new tokens that this rank keeps.
+QKV_EXPORT qkv_status qkv_context_parallel_update_cache(const qkv_context_parallel* attention, const qkv_tensor* key,
+                                                        const qkv_tensor* value, const qkv_kv_cache* cache,
+                                                        const qkv_parallel_plan* plan, qkv_stream stream);
+// Collective. query [>= num_tokens, num_heads, head_dim] and out, of the rank's heads; key, value: of the new tokens,
+// all KV heads; lse and out_scale may be NULL. new_tokens_stream: where the new tokens are attended to, beside the
+// exchanges; NULL: on `stream`.
+QKV_EXPORT qkv_status qkv_context_parallel_forward(const qkv_context_parallel* attention, const qkv_tensor* query,
+                                                   const qkv_tensor* key, const qkv_tensor* value,
+                                                   const qkv_kv_cache* cache, const qkv_parallel_plan* plan,
+                                                   const qkv_tensor* workspace, const qkv_tensor* out,
+                                                   const qkv_tensor* lse, const qkv_tensor* out_scale,
+                                                   const qkv_stream* new_tokens_stream, qkv_stream stream);
+
 // --- the library ----------------------------------------------------------------------------------------------------
 
 QKV_EXPORT const char* qkv_version(void);

@@ -12,6 +12,7 @@
 #include "qkv/kernel_cache.hpp"
 #include "qkv/layer.hpp"
 #include "qkv/mask.hpp"
+#include "qkv/mla_context_parallel.hpp"
 #include "qkv/mla_prefill.hpp"
 #include "qkv/ops.hpp"
 #include "qkv/plan.hpp"

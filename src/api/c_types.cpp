@@ -29,16 +29,6 @@ static_assert(same(QKV_KEYS_ALL, KeyRun::all) && same(QKV_KEYS_CONTEXT, KeyRun::
 static_assert(same(QKV_KEYS_NEW_TOKENS, KeyRun::new_tokens));
 static_assert(QKV_MAX_RANK == Tensor::kMaxRank);
 
-// Enumerators of both interfaces have the same numbers, from 0 to the last one.
-template <class Enum>
-Enum enum_from_c(int32_t number, Enum last, const std::string& name) {
-  const auto limit = static_cast<int32_t>(last);
-  if (number < 0 || number > limit) {
-    refuse(name, number, fmt::format("0 ({}) to {} ({})", to_string(Enum{}), limit, to_string(last)));
-  }
-  return static_cast<Enum>(number);
-}
-
 DType dtype_from_c(qkv_dtype dtype, const std::string& name) { return enum_from_c(dtype, DType::f8e5m2, name); }
 
 std::vector<MaskOperand> operands_from_c(const qkv_mask_operand* operands, int64_t count) {

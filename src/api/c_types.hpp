@@ -48,6 +48,16 @@ std::vector<T> copy_array(const T* elements, int64_t count, const std::string& n
   return count == 0 ? std::vector<T>() : std::vector<T>(elements, elements + count);
 }
 
+// Enumerators of both interfaces have the same numbers, from 0 to the last one.
+template <class Enum>
+Enum enum_from_c(int32_t number, Enum last, const std::string& name) {
+  const auto limit = static_cast<int32_t>(last);
+  if (number < 0 || number > limit) {
+    refuse(name, number, fmt::format("0 ({}) to {} ({})", to_string(Enum{}), limit, to_string(last)));
+  }
+  return static_cast<Enum>(number);
+}
+
 // 0 or 1, whatever the language at hand stores as true.
 inline bool is_set(int32_t truth) { return truth != 0; }
 

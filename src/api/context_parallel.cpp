@@ -5,6 +5,7 @@
 #include "api/engines.hpp"
 #include "api/layer_checks.hpp"
 #include "api/rank_agreement.hpp"
+#include "api/rank_heads.hpp"
 #include "api/tensor_checks.hpp"
 #include "core/checks.hpp"
 #include "core/float8.hpp"
@@ -33,8 +34,6 @@ namespace {
 
 using parallel::StepPlan;
 
-bool has_own_heads(StateExchange exchange) { return exchange != StateExchange::all_gather; }
-
 void check_spec(const ContextParallelSpec& spec, int32_t num_ranks) {
   const LayerSpec& layer = spec.layer;
   if (layer.type != AttentionType::decoder) {
@@ -54,33 +53,22 @@ void check_spec(const ContextParallelSpec& spec, int32_t num_ranks) {
   if (layer.shard.num_ranks != 1) {
     refuse("layer.shard", fmt::format("{} ranks", layer.shard.num_ranks), "none: it follows from the collectives");
   }
-  if (!has_own_heads(spec.exchange)) return;
-  if (layer.num_q_heads % num_ranks != 0) {
-    refuse("layer.num_q_heads", layer.num_q_heads,
-           fmt::format("a multiple of {}, the number of ranks; or exchange all_gather, where every rank has all heads",
-                       num_ranks));
-  }
+  if (spec.exchange == StateExchange::all_gather) return;
+  api::check_heads("layer.num_q_heads", layer.num_q_heads, spec.exchange, num_ranks);
   if (layer.num_kv_heads % num_ranks != 0 && num_ranks % layer.num_kv_heads != 0) {
     refuse("layer.num_kv_heads", layer.num_kv_heads,
            fmt::format("a divisor or a multiple of {}, the number of ranks", num_ranks));
   }
 }
 
-// Query heads [begin, end) of all, and the KV heads that they read.
-struct Heads {
-  int32_t begin, end;
+// A rank's query heads, and the KV heads that they read.
+struct Heads : api::RankHeads {
   int32_t kv_begin, kv_end;
 
-  Heads(const ContextParallelSpec& spec, const Shard& shard) {
-    const LayerSpec& layer = spec.layer;
-    const bool own = has_own_heads(spec.exchange);
-    const int32_t count = own ? layer.num_q_heads / shard.num_ranks : layer.num_q_heads;
-    begin = own ? shard.rank * count : 0;
-    end = begin + count;
-    kv_begin = begin / layer.group_size();
-    kv_end = (end - 1) / layer.group_size() + 1;
-  }
-  int32_t count() const { return end - begin; }
+  Heads(const ContextParallelSpec& spec, const Shard& shard)
+      : RankHeads(api::heads_of_rank(spec.layer.num_q_heads, spec.exchange, shard)),
+        kv_begin(begin / spec.layer.group_size()),
+        kv_end((end - 1) / spec.layer.group_size() + 1) {}
 
   std::vector<float> of(const std::vector<float>& all) const {
     return all.empty() ? all : std::vector<float>(all.begin() + begin, all.begin() + end);
@@ -112,6 +100,22 @@ LayerSpec new_tokens_layer(LayerSpec layer, const Heads& heads) {
   layer.sinks = heads.of(layer.sinks);
   return layer;
 }
+
+parallel::ExchangeShape exchange_shape(const ContextParallelSpec& spec, const Shard& shard) {
+  const LayerSpec& layer = spec.layer;
+  return {shard.num_ranks,   Heads(spec, shard).count(), layer.num_q_heads, layer.head_dim,
+          layer.value_dim(), layer.query_dtype,          spec.exchange};
+}
+
+// What a rank runs. New tokens are the result where nothing is exchanged, and else a state.
+struct RankLayers {
+  LayerSpec context, new_tokens, new_tokens_state;
+
+  RankLayers(const ContextParallelSpec& spec, const Shard& shard)
+      : context(context_layer(spec.layer, shard, exchange_shape(spec, shard).state_dtype())),
+        new_tokens(new_tokens_layer(spec.layer, Heads(spec, shard))),
+        new_tokens_state(with_output(new_tokens, DType::f32)) {}
+};
 
 Batch new_tokens_batch(const Batch& batch, const Heads& heads) {
   Batch own = batch;
@@ -158,19 +162,29 @@ std::string_view to_string(StateExchange exchange) {
   return "unknown";
 }
 
+std::vector<LayerSpec> rank_layers(const ContextParallelSpec& spec, int32_t rank, int32_t num_ranks) {
+  if (num_ranks < 1) refuse("num_ranks", num_ranks, "at least 1");
+  if (rank < 0 || rank >= num_ranks) refuse("rank", rank, fmt::format("0 to {}", num_ranks - 1));
+  ContextParallelSpec checked = spec;
+  checked.layer = api::checked_layer(spec.layer, {DeviceKind::cuda, 0});
+  check_spec(checked, num_ranks);
+  const RankLayers layers(checked, {rank, num_ranks, spec.interleave_size});
+  return {layers.context, layers.new_tokens, layers.new_tokens_state};
+}
+
 struct ContextParallel::Impl {
-  Impl(ContextParallelSpec of_spec, std::shared_ptr<Collectives> of_collectives, const Shard& of_shard)
+  Impl(ContextParallelSpec of_spec, std::shared_ptr<Collectives> of_collectives, const Shard& of_shard,
+       const RankLayers& layers, const std::optional<RequestBounds>& warm_up)
       : spec(std::move(of_spec)),
         collectives(std::move(of_collectives)),
         shard(of_shard),
         heads(spec, shard),
-        shape{shard.num_ranks,        heads.count(),          spec.layer.num_q_heads, spec.layer.head_dim,
-              spec.layer.value_dim(), spec.layer.query_dtype, spec.exchange},
+        shape(exchange_shape(spec, shard)),
         device(collectives->device()),
         engine(api::engine_of(device)),
-        context(context_layer(spec.layer, shard, shape.state_dtype()), device),
-        new_tokens(new_tokens_layer(spec.layer, heads), device),
-        new_tokens_state(with_output(new_tokens.spec(), DType::f32), device) {}
+        context(layers.context, device, warm_up),
+        new_tokens(layers.new_tokens, device, warm_up),
+        new_tokens_state(layers.new_tokens_state, device, warm_up) {}
 
   ContextParallelSpec spec;
   std::shared_ptr<Collectives> collectives;
@@ -209,13 +223,15 @@ void ContextParallel::Impl::check_forward(const Tensor& query, const Tensor& key
   api::check_workspace(workspace, device, plan.workspace_bytes);
 }
 
-ContextParallel::ContextParallel(ContextParallelSpec spec, std::shared_ptr<Collectives> collectives) {
+ContextParallel::ContextParallel(ContextParallelSpec spec, std::shared_ptr<Collectives> collectives,
+                                 const std::optional<RequestBounds>& warm_up) {
   if (collectives == nullptr) refuse("collectives", "nothing", "in_process_ranks, mpi_ranks, nccl_ranks or your own");
   api::check_ranks_agree(spec, *collectives);
   spec.layer = api::checked_layer(std::move(spec.layer), collectives->device());
   check_spec(spec, collectives->num_ranks());
   const Shard shard{collectives->rank(), collectives->num_ranks(), spec.interleave_size};
-  impl_ = std::make_unique<Impl>(std::move(spec), std::move(collectives), shard);
+  const RankLayers layers(spec, shard);
+  impl_ = std::make_unique<Impl>(std::move(spec), std::move(collectives), shard, layers, warm_up);
 }
 
 ContextParallel::~ContextParallel() = default;

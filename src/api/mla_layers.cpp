@@ -29,6 +29,12 @@ LayerSpec layer_of(const MlaSpec& spec, mask::KeyRun run) {
 
 }  // namespace
 
+MlaSpec checked_layer(MlaSpec spec, Device device) {
+  const std::vector<std::string> reasons = explain(spec, device);
+  if (reasons.empty()) return spec;
+  refuse("spec", "a layer that cannot run", fmt::format("{}", fmt::join(reasons, "; also ")), ErrorCode::unsupported);
+}
+
 LayerSpec new_tokens_layer(const MlaSpec& spec) {
   LayerSpec layer = layer_of(spec, mask::KeyRun::new_tokens);
   layer.output_dtype = spec.output_dtype;

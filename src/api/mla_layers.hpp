@@ -6,6 +6,9 @@
 
 namespace qkv::api {
 
+// Throws Error with all of explain()'s reasons if the layer cannot run on the device.
+MlaSpec checked_layer(MlaSpec spec, Device device);
+
 // Holds the sinks, which join once.
 LayerSpec new_tokens_layer(const MlaSpec& spec);
 // The same where its result is a state that a plan's chunks join: f32 for an output of 8-bit floats, which is rounded

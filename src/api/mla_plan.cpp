@@ -30,7 +30,7 @@ Tensor view_of(const std::vector<int32_t>& values) { return Tensor::of(values, {
 }  // namespace
 
 WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_t chunk_tokens, int64_t saved_tokens,
-                                 int64_t own_rows, int32_t num_ranks) {
+                                 int64_t own_rows, int32_t num_ranks, bool is_sharded) {
   constexpr int64_t kF32 = sizeof(float);
   const int64_t element = size_bytes(spec.dtype);
   const int64_t latent_element = size_bytes(spec.latent_dtype());
@@ -53,7 +53,7 @@ WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_
   layout.context_lse = pieces.add(context_rows * heads * kF32);
   layout.saved_out = pieces.add(saved_tokens * heads * spec.v_head_dim * kF32);
   layout.saved_lse = pieces.add(saved_tokens * heads * kF32);
-  const int64_t state_rows = is_float8(spec.out_dtype()) ? context_rows : 0;
+  const int64_t state_rows = is_float8(spec.out_dtype()) && !is_sharded ? context_rows : 0;
   layout.new_tokens_out = pieces.add(state_rows * heads * spec.v_head_dim * kF32);
   layout.new_tokens_lse = pieces.add(context_rows * heads * kF32);
   layout.bytes = pieces.end();
@@ -65,17 +65,21 @@ WorkspaceLayout layout_workspace(const PlanData& plan) {
   int32_t saved_tokens = 0;
   int32_t own_rows = 0;
   for (const ContextChunk& chunk : plan.context.chunks) {
-    chunk_tokens = std::max(chunk_tokens, chunk.num_context_tokens);
-    own_rows = std::max(own_rows, chunk.num_padded_local_rows());
+    chunk_tokens = std::max(chunk_tokens, plan.is_sharded ? chunk.num_padded_local_rows() : chunk.num_context_tokens);
+    if (plan.num_ranks > 1) own_rows = std::max(own_rows, chunk.num_padded_local_rows());
     if (chunk.is_continuation) {
       saved_tokens = std::max(saved_tokens, chunk.continuation_token_end - chunk.tokens.begin);
     }
   }
-  return layout_workspace(plan.spec, plan.num_tokens, chunk_tokens, saved_tokens, own_rows, plan.num_ranks);
+  return layout_workspace(plan.spec, plan.num_tokens, chunk_tokens, saved_tokens, own_rows, plan.num_ranks,
+                          plan.is_sharded);
 }
 
 plan::GatherPlan gather_of_rank(const ContextChunk& chunk, const Tensor& block_table,
                                 const ContextChunkOptions& options) {
+  if (options.num_ranks == 1) {
+    return plan::build_gather(block_table, chunk.request_begin, chunk.starts, chunk.seq_lens, options.page_size);
+  }
   std::vector<int32_t> lengths;
   lengths.reserve(chunk.num_requests());
   for (int32_t r = 0; r < chunk.num_requests(); ++r) {

@@ -19,8 +19,9 @@ struct PlanData {
   std::vector<plan::GatherPlan> chunk_gathers;
   std::vector<plan::GatherPlan> own_gathers;  // [chunks], with ranks: the latents that this one keeps
   plan::GatherPlan all_new_tokens;            // the new tokens' own rows, as one page
-  int32_t num_ranks = 1;
-  int32_t rank = 0;
+  int32_t num_ranks = 1;                      // that exchange latents
+  int32_t rank = 0;                           // of them
+  bool is_sharded = false;  // of each chunk, the layer is shown what this rank keeps: ranks exchange states
   int64_t workspace_bytes = 0;
 };
 
@@ -43,12 +44,12 @@ struct WorkspaceLayout {
 };
 
 // No chunks: chunk_tokens 0. saved_tokens: new tokens of the longest request that is continued. own_rows: of a chunk's
-// tokens that any of num_ranks keeps, at most; 0 with one rank.
+// tokens that any of num_ranks keeps, at most; 0 with one rank. is_sharded: the new tokens' state is kept elsewhere.
 WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_t chunk_tokens, int64_t saved_tokens,
-                                 int64_t own_rows, int32_t num_ranks);
+                                 int64_t own_rows, int32_t num_ranks, bool is_sharded);
 WorkspaceLayout layout_workspace(const PlanData& plan);
 
-// Gathers of a chunk over ranks: the tokens that a rank keeps, request after request; and, from the rows of all ranks,
+// Gathers of a chunk: the tokens that a rank keeps, request after request; and, from the rows of all ranks,
 // num_padded_local_rows() of each, the chunk's tokens in order.
 plan::GatherPlan gather_of_rank(const ContextChunk& chunk, const Tensor& block_table,
                                 const ContextChunkOptions& options);

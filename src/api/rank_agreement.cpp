@@ -23,11 +23,15 @@ struct Fact {
 int64_t hash_of(const void* data, size_t bytes) { return static_cast<int64_t>(XXH3_64bits(data, bytes)); }
 int64_t hash_of(const std::vector<float>& values) { return hash_of(values.data(), values.size() * sizeof(float)); }
 
+Fact version_fact() {
+  const std::string library = version();
+  return {"qkv's version", hash_of(library.data(), library.size()), true};
+}
+
 std::vector<Fact> facts_of(const ContextParallelSpec& spec) {
   const LayerSpec& layer = spec.layer;
-  const std::string library = version();
   return {
-      {"qkv's version", hash_of(library.data(), library.size()), true},
+      version_fact(),
       {"interleave_size", spec.interleave_size},
       {"exchange", static_cast<int64_t>(spec.exchange)},
       {"layer.num_q_heads", layer.num_q_heads},
@@ -46,6 +50,29 @@ std::vector<Fact> facts_of(const ContextParallelSpec& spec) {
       {"layer.softcap", std::bit_cast<int32_t>(layer.softcap), true},
       {"layer.alibi_slopes", hash_of(layer.alibi_slopes), true},
       {"layer.alibi_per_request", layer.alibi_per_request ? 1 : 0},
+      {"layer.sinks", hash_of(layer.sinks), true},
+  };
+}
+
+std::vector<Fact> facts_of(const MlaContextParallelSpec& spec) {
+  const MlaSpec& layer = spec.layer;
+  return {
+      version_fact(),
+      {"interleave_size", spec.interleave_size},
+      {"exchange", static_cast<int64_t>(spec.exchange)},
+      {"layer.num_heads", layer.num_heads},
+      {"layer.qk_nope_head_dim", layer.qk_nope_head_dim},
+      {"layer.qk_rope_head_dim", layer.qk_rope_head_dim},
+      {"layer.v_head_dim", layer.v_head_dim},
+      {"layer.kv_lora_rank", layer.kv_lora_rank},
+      {"layer.dtype", static_cast<int64_t>(layer.dtype)},
+      {"layer.output_dtype", static_cast<int64_t>(layer.out_dtype())},
+      {"layer.output_scales", static_cast<int64_t>(layer.output_scales)},
+      {"layer.cache_dtype", static_cast<int64_t>(layer.latent_dtype())},
+      {"layer.cache.page_size", layer.cache.page_size},
+      {"layer.mask", static_cast<int64_t>(layer.mask.value_or(mask::causal()).hash()), true},
+      {"layer.scale", std::bit_cast<int32_t>(layer.scale.value_or(0)), true},
+      {"layer.softcap", std::bit_cast<int32_t>(layer.softcap), true},
       {"layer.sinks", hash_of(layer.sinks), true},
   };
 }
@@ -71,10 +98,7 @@ std::vector<int64_t> all_values(const std::vector<int64_t>& own, Collectives& co
   return all;
 }
 
-}  // namespace
-
-void check_ranks_agree(const ContextParallelSpec& spec, Collectives& collectives) {
-  const std::vector<Fact> facts = facts_of(spec);
+void check_alike(const std::vector<Fact>& facts, Collectives& collectives) {
   std::vector<int64_t> own;
   own.reserve(facts.size());
   for (const Fact& fact : facts) own.push_back(fact.value);
@@ -88,6 +112,16 @@ void check_ranks_agree(const ContextParallelSpec& spec, Collectives& collectives
              facts[i].is_hash ? "the same on all ranks" : fmt::format("{}, as on rank 0", all[i]), ErrorCode::mismatch);
     }
   }
+}
+
+}  // namespace
+
+void check_ranks_agree(const ContextParallelSpec& spec, Collectives& collectives) {
+  check_alike(facts_of(spec), collectives);
+}
+
+void check_ranks_agree(const MlaContextParallelSpec& spec, Collectives& collectives) {
+  check_alike(facts_of(spec), collectives);
 }
 
 }  // namespace qkv::api

@@ -11,6 +11,7 @@ namespace qkv::cuda {
 DevicePlanner::DevicePlanner(const LayerSpec& layer, const DeviceFacts& facts, const index::CutRules& rules)
     : rules_(rules),
       num_multiprocessors_(facts.num_multiprocessors),
+      launches_beside_(facts.arch == "sm_90a"),
       plan_batch_(&jit::kernels().get(forward_source(layer, {"plan_batch", facts.arch, 0, 0}))),
       plan_items_(&jit::kernels().get(forward_source(layer, {"plan_items", facts.arch, 0, 0}))) {}
 
@@ -23,10 +24,8 @@ void DevicePlanner::run(const plan::DeviceBatch& batch, const plan::PlanCapacity
   launch(*plan_batch_, {1, 1, threads, 0}, {&params}, stream);
   constexpr int64_t kThreads = 128;
   const int64_t ctas = (capacity.blocks * rules_.num_kv_heads + kThreads - 1) / kThreads;
-  launch(*plan_items_,
-         {static_cast<uint32_t>(std::clamp<int64_t>(ctas, 1, num_multiprocessors_)), 1, static_cast<uint32_t>(kThreads),
-          0},
-         {&params}, stream);
+  const auto grid = static_cast<uint32_t>(std::clamp<int64_t>(ctas, 1, num_multiprocessors_));
+  launch(*plan_items_, {grid, 1, static_cast<uint32_t>(kThreads), 0, 1, launches_beside_}, {&params}, stream);
 }
 
 }  // namespace qkv::cuda

@@ -17,6 +17,7 @@ class DevicePlanner {
  private:
   index::CutRules rules_;
   int32_t num_multiprocessors_;
+  bool launches_beside_;  // the second kernel may begin before the first has ended
   const jit::Kernel* plan_batch_;
   const jit::Kernel* plan_items_;
 };

@@ -8,6 +8,7 @@
 
 #include "jit/needs_nvrtc.hpp"
 #include "qkv/compile.hpp"
+#include "qkv/context_parallel.hpp"
 #include "qkv/cuda.hpp"
 #include "support/small_layer.hpp"
 
@@ -105,6 +106,54 @@ TEST_F(Warmup, layers_that_cannot_run_are_skipped_with_the_reason) {
   const WarmupResult result = warmup({gpu_layer(32), refused}, for_sm80());
   EXPECT_THAT(result.kernels, SizeIs(9));
   EXPECT_THAT(result.skipped, ElementsAre(HasSubstr("layer 1: head_dim: got 36")));
+}
+
+ContextParallelSpec shared_by_ranks(StateExchange exchange) {
+  ContextParallelSpec spec;
+  spec.layer = gpu_layer(32);
+  spec.interleave_size = 4;
+  spec.exchange = exchange;
+  return spec;
+}
+
+// A rank's context, its new tokens as a result and as a state, and the gather and merge of the exchange.
+TEST_F(Warmup, layers_of_a_rank_bring_all_that_context_parallel_runs) {
+  const WarmupResult result = warmup(rank_layers(shared_by_ranks(StateExchange::all_to_all), 0, 2), for_sm80());
+  EXPECT_THAT(result.skipped, IsEmpty());
+  std::string names;
+  for (const WarmedKernel& kernel : result.kernels) {
+    EXPECT_EQ(kernel.error, "");
+    names += kernel.name + "\n";
+  }
+  for (const char* name :
+       {"bf16->bf16 d32/32 group 2 page 16 keys context ranks 2 by 4",
+        "bf16->bf16 d32/32 group 2 dense keys new_tokens", "bf16->f32 d32/32 group 2 dense keys new_tokens",
+        "gather sm_80", "merge_states sm_80", "merge_plan_states sm_80", "cache_write sm_80"}) {
+    EXPECT_THAT(names, HasSubstr(name));
+  }
+}
+
+TEST_F(Warmup, one_rank_warms_all_of_them) {
+  for (const StateExchange exchange :
+       {StateExchange::all_to_all, StateExchange::reduce_scatter, StateExchange::all_gather}) {
+    const ContextParallelSpec spec = shared_by_ranks(exchange);
+    warmup(rank_layers(spec, 0, 2), for_sm80());
+    const int64_t before = num_compiles();
+    for (const WarmedKernel& kernel : warmup(rank_layers(spec, 1, 2), for_sm80()).kernels) {
+      EXPECT_EQ(kernel.error, "");
+    }
+    EXPECT_EQ(num_compiles(), before) << to_string(exchange);
+  }
+}
+
+TEST(WarmupRefuses, layers_of_ranks_that_cannot_be) {
+  const ContextParallelSpec spec = shared_by_ranks(StateExchange::all_to_all);
+  testing::expect_refused([&] { rank_layers(spec, 0, 0); }, ErrorCode::invalid_argument, "num_ranks");
+  testing::expect_refused([&] { rank_layers(spec, 2, 2); }, ErrorCode::invalid_argument, "rank");
+  testing::expect_refused([&] { rank_layers(spec, 0, 3); }, ErrorCode::invalid_argument, "layer.num_q_heads");
+  ContextParallelSpec odd = spec;
+  odd.layer.head_dim = 36;
+  testing::expect_refused([&] { rank_layers(odd, 0, 2); }, ErrorCode::unsupported, "head_dim");
 }
 
 TEST(WarmupRefuses, options_that_mean_nothing) {

@@ -36,7 +36,7 @@ TEST(many_rows_f8_layout, regions_follow_one_another_on_swizzle_boundaries) {
     EXPECT_EQ(layout.key_begin, shape.query_slots * 128 * dim);
     EXPECT_EQ(layout.loaded_value_begin - layout.key_begin, 2 * shape.tile_kv * dim);
     EXPECT_EQ(layout.value_begin - layout.loaded_value_begin, 2 * shape.tile_kv * dim);
-    EXPECT_EQ(layout.control_begin - layout.value_begin, 2 * shape.tile_kv * dim);
+    EXPECT_EQ(layout.control_begin - layout.value_begin, kManyRowsF8TurnedStages * shape.tile_kv * dim);
     EXPECT_EQ(layout.bytes - layout.control_begin, kManyRowsControlBytes);
     const int block_bytes = 2 * many_rows_block_columns(many_rows_f8_units(dim));
     for (const int bytes :

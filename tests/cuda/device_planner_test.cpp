@@ -46,6 +46,38 @@ Index blockDim, gridDim;
 std::unique_ptr<std::barrier<>> cta_barrier;
 inline void __syncthreads() { cta_barrier->arrive_and_wait(); }
 inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
+inline int __ffs(unsigned value) { return __builtin_ffs(value); }
+// Lanes meet before each exchange has been written, and before it is overwritten.
+struct Warp {
+  std::barrier<> barrier{32};
+  long long values[32];
+};
+std::vector<std::unique_ptr<Warp>> warps;
+template <class Read>
+auto exchange(long long value, Read read) {
+  Warp& warp = *warps[threadIdx.x / 32];
+  warp.values[threadIdx.x % 32] = value;
+  warp.barrier.arrive_and_wait();
+  const auto result = read(warp.values);
+  warp.barrier.arrive_and_wait();
+  return result;
+}
+template <class T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return exchange(value, [&](const long long* values) { return static_cast<T>(values[lane]); });
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, int distance) {
+  const int lane = threadIdx.x % 32;
+  return __shfl_sync(0, value, lane < distance ? lane : lane - distance);
+}
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  return exchange(vote, [](const long long* values) {
+    unsigned votes = 0;
+    for (int lane = 0; lane < 32; ++lane) votes |= static_cast<unsigned>(values[lane]) << lane;
+    return votes;
+  });
+}
 )";
 
 constexpr const char* kRun = R"(
@@ -53,6 +85,8 @@ extern "C" void run(const qkv::cuda::PlanBatchParams& params, int threads) {
   blockDim.x = threads;
   gridDim.x = 1;
   cta_barrier = std::make_unique<std::barrier<>>(threads);
+  warps.clear();
+  for (int w = 0; w < threads / 32; ++w) warps.push_back(std::make_unique<Warp>());
   std::vector<std::thread> cta;
   for (int t = 0; t < threads; ++t) {
     cta.emplace_back([&params, t] { threadIdx.x = t; qkv::cuda::plan_batch(params); });
@@ -306,12 +340,12 @@ void expect_host_plan(const PlannerOnTheHost& planner, const tools::Case& c, con
   EXPECT_EQ(result.splits(), splits_of(plan));
 }
 
-TEST(device_planner, makes_the_host_planners_splits_with_any_number_of_threads) {
+TEST(device_planner, makes_the_host_planners_splits_with_any_number_of_warps) {
   for (const LayerSpec& layer : planner_layers()) {
     const PlannerOnTheHost planner(layer);
     for (int64_t i = 0; i < 40; ++i) {
       const tools::Case c = draw_batch(layer, i);
-      for (const char* arch : {"sm_90a", "sm_80"}) expect_host_plan(planner, c, arch, i % 2 == 0 ? 1 : 7);
+      for (const char* arch : {"sm_90a", "sm_80"}) expect_host_plan(planner, c, arch, i % 2 == 0 ? 32 : 96);
       if (HasFailure()) FAIL() << tools::describe(c);
     }
   }
@@ -322,7 +356,7 @@ TEST(device_planner, cuts_the_keys_that_a_rank_is_shown) {
     const PlannerOnTheHost planner(layer);
     for (int64_t i = 0; i < 40; ++i) {
       const tools::Case c = draw_batch(layer, i);
-      for (const char* arch : {"sm_90a", "sm_80"}) expect_host_plan(planner, c, arch, i % 2 == 0 ? 1 : 7);
+      for (const char* arch : {"sm_90a", "sm_80"}) expect_host_plan(planner, c, arch, i % 2 == 0 ? 32 : 96);
       if (HasFailure()) FAIL() << tools::describe(c);
     }
   }
@@ -338,7 +372,7 @@ TEST(device_planner, refuses_requests_without_their_new_tokens_where_a_run_is_sh
     arrays.params.forward.seq_lens = lengths.data();
     arrays.params.num_requests = 1;
     arrays.params.rules = Rules(layer, "sm_90a").kernels.cut;
-    PlannerOnTheHost(layer).run(arrays.params, 3);
+    PlannerOnTheHost(layer).run(arrays.params, 32);
     EXPECT_EQ(arrays.counts.refused, run == KeyRun::all ? 0 : 1);
   }
 }
@@ -348,7 +382,7 @@ TEST(device_planner, plans_a_batch_of_4096_requests) {
   tools::Case c;
   c.layer = layer;
   for (int32_t r = 0; r < 4096; ++r) c.requests.push_back({r % 100 == 0 ? 30 : 1, r % 700});
-  expect_host_plan(PlannerOnTheHost(layer), c, "sm_90a", 5);
+  expect_host_plan(PlannerOnTheHost(layer), c, "sm_90a", 160);
 }
 
 TEST(device_planner, refuses_what_does_not_fit_and_runs_nothing) {
@@ -363,7 +397,7 @@ TEST(device_planner, refuses_what_does_not_fit_and_runs_nothing) {
     arrays.params.num_requests = 2;
     arrays.params.rules = rules.kernels.cut;
     change(arrays.params);
-    planner.run(arrays.params, 3);
+    planner.run(arrays.params, 32);
     return arrays.counts;
   };
   EXPECT_EQ(counts_with([](PlanBatchParams&) {}).refused, 0);

@@ -9,8 +9,10 @@
 #include "jit/driver.hpp"
 #include "parallel/nccl_library.hpp"
 #include "parallel_cases.hpp"
+#include "qkv/compile.hpp"
 #include "qkv/cuda.hpp"
 #include "support/owned_stream.hpp"
+#include "support/rank_threads.hpp"
 #include "support/small_layer.hpp"
 
 namespace qkv {
@@ -49,6 +51,27 @@ TEST_F(gpu_context_parallel, one_rank_of_nccl_equals_the_definition) {
     const tools::ParallelCase c = tools::draw_parallel_case(33, index, 1, DeviceKind::cuda);
     EXPECT_EQ(tools::failure_of(c, ranks), "") << place_of(c);
   }
+}
+
+// By itself when it is made, or by its ranks' layers before.
+TEST_F(gpu_context_parallel, warmed_threads_meet_no_batch_that_needs_the_compiler) {
+  LayerSpec layer = testing::layer_of(8, 2, 64);
+  layer.query_dtype = layer.kv_dtype = DType::bf16;
+  layer.cache = CacheSpec{16};
+  warmup(rank_layers({layer}, 0, 2));
+  const int64_t before = num_compiles();
+  for (int64_t index = 0; index < 30; ++index) {
+    tools::ParallelCase c;  // without a planner, whose kernels are compiled when it is made
+    c.attention.layer = layer;
+    c.attention.requests = tools::draw_parallel_case(35, index, 2, DeviceKind::cuda).attention.requests;
+    c.num_ranks = 2;
+    EXPECT_EQ(tools::failure_of(c, kGpu), "") << place_of(c);
+    ASSERT_EQ(num_compiles(), before) << index;
+  }
+  test::on_each_rank(in_process_ranks(2, kGpu), [&](const std::shared_ptr<Collectives>& ranks) {
+    const ContextParallel warm({layer}, ranks, RequestBounds{});
+  });
+  EXPECT_EQ(num_compiles(), before);
 }
 
 // A decode step of up to four requests, captured at its first batch; the new tokens run beside the exchange.

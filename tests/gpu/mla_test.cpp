@@ -89,6 +89,16 @@ TEST_F(gpu_mla, random_cases_agree_with_the_oracle) {
   expect_all_agree(cases);
 }
 
+// The ranks share the GPU: of latents, and of states by each scheme.
+TEST_F(gpu_mla, threads_that_share_a_cache_agree_with_the_oracle) {
+  for (const int32_t num_ranks : {1, 2, 3, 4}) {
+    for (int64_t i = 0; i < 40; i += 5) {
+      const tools::MlaCase c = tools::draw_mla_case(7, i, DeviceKind::cuda, num_ranks);
+      EXPECT_EQ(tools::failure_of(c, kGpu), "") << tools::describe(c);
+    }
+  }
+}
+
 TEST_F(gpu_mla, gather_has_the_bits_of_the_cpu) {
   for (const int64_t dim : {72, 68}) {  // rows of whole 16-byte pieces, and others
     tools::OwnedTensor pages(DType::bf16, {9, 16, dim});

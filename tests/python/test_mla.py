@@ -1,5 +1,7 @@
 """MLA prefill against numpy: chunks, the whole, the steps, and refusals."""
 
+import threading
+
 import numpy as np
 import pytest
 import qkv
@@ -121,6 +123,46 @@ def test_steps_of_the_caller(scene):
     out = prefill.run_new_tokens(scene.query, key, value, plan, lse=lse)
     prefill.merge_context((context_out, context_lse), (out, lse), plan)
     np.testing.assert_allclose(out, scene.expected, atol=1e-5)
+
+
+def own_pages(scene, shard):
+    """The latents that a rank keeps, on the pages of the whole; NaN everywhere else."""
+    pages = np.full_like(scene.cache, np.nan)
+    for r, rows in enumerate(scene.context):
+        for t in range(len(rows)):
+            if shard.rank_of(t) == shard.rank:
+                local = shard.local_position(t)
+                pages[scene.table[r, local // PAGE], local % PAGE] = rows[t]
+    return pages
+
+
+def run_rank(scene, collectives, exchange, results):
+    layer = qkv.MlaContextParallel(scene.spec, collectives, interleave_size=2, exchange=exchange)
+    assert layer.shard.num_ranks == 3 and layer.spec.num_heads == HEADS
+    plan = layer.plan(scene.batch, workspace_tokens=48)
+    assert plan.workspace_bytes <= layer.workspace_bytes(sum(NEW), 48)
+    first = 0 if exchange == "all_gather" else collectives.rank * layer.num_heads
+    query = np.ascontiguousarray(scene.query[:, first : first + layer.num_heads])
+    workspace = np.full(plan.workspace_bytes // 4, np.nan, np.float32)
+    projection = qkv.matrix_projection(scene.spec, scene.matrix)
+    pages = own_pages(scene, layer.shard)
+    results[first, collectives.rank] = layer.forward(query, scene.new_latents, pages, plan, projection, workspace)
+
+
+@pytest.mark.parametrize("exchange", ["all_to_all", "reduce_scatter", "all_gather"])
+def test_ranks_that_exchange_states_equal_attention_over_all_keys(scene, exchange):
+    results = {}
+    threads = [
+        threading.Thread(target=run_rank, args=(scene, collectives, exchange, results))
+        for collectives in qkv.in_process_ranks(3, timeout=30)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 3
+    for (first, _), out in results.items():
+        np.testing.assert_allclose(out, scene.expected[:, first : first + out.shape[1]], atol=1e-5)
 
 
 def test_chunks_of_the_worked_example():

@@ -23,9 +23,9 @@ needs_nvrtc = pytest.mark.skipif("libnvrtc: got" in qkv.info(), reason="needs NV
 def test_each_kernel_is_told_and_a_second_warmup_compiles_nothing():
     told = []
     result = qkv.warmup([gpu_layer(), gpu_layer()], arch="sm_80", on_progress=lambda *news: told.append(news))
-    assert [(done, total) for done, total, _ in told] == [(i + 1, 7) for i in range(7)]
+    assert [(done, total) for done, total, _ in told] == [(i + 1, 8) for i in range(8)]
     assert {kernel.name for _, _, kernel in told} == {kernel.name for kernel in result.kernels}
-    assert [kernel.error for kernel in result.kernels] == [""] * 7
+    assert [kernel.error for kernel in result.kernels] == [""] * 8
     assert result.skipped == []
     before = qkv.num_compiles()
     assert not any(kernel.compiled for kernel in qkv.warmup([gpu_layer()], arch="sm_80").kernels)
@@ -36,7 +36,7 @@ def test_each_kernel_is_told_and_a_second_warmup_compiles_nothing():
 def test_bounds_leave_kernels_out():
     bounds = qkv.RequestBounds(max_query_len=1)
     assert (bounds.max_query_len, bounds.max_model_len) == (1, np.iinfo(np.int32).max)
-    assert len(qkv.warmup([gpu_layer()], arch="sm_80", bounds=bounds).kernels) == 6
+    assert len(qkv.warmup([gpu_layer()], arch="sm_80", bounds=bounds).kernels) == 7
 
 
 @needs_nvrtc
@@ -64,4 +64,17 @@ def test_layer_on_the_cpu_has_nothing_to_warm_up():
     before = qkv.num_compiles()
     spec = qkv.LayerSpec(num_q_heads=4, num_kv_heads=2, head_dim=32)
     qkv.Attention(spec, warm_up=qkv.RequestBounds(max_model_len=100))
+    assert qkv.num_compiles() == before
+
+
+@needs_nvrtc
+def test_layers_of_one_rank_warm_the_others():
+    spec = qkv.LayerSpec(
+        num_q_heads=4, num_kv_heads=2, head_dim=32, query_dtype="bf16", kv_dtype="bf16", cache=qkv.CacheSpec()
+    )
+    first = qkv.warmup(qkv.rank_layers(spec, 0, 2), arch="sm_80")
+    assert any("keys context ranks 2" in kernel.name for kernel in first.kernels)
+    before = qkv.num_compiles()
+    second = qkv.warmup(qkv.rank_layers(spec, 1, 2), arch="sm_80")
+    assert [kernel.name for kernel in second.kernels] == [kernel.name for kernel in first.kernels]
     assert qkv.num_compiles() == before

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "qkv/device.hpp"
 #include "qkv/status.hpp"
 #include "replay.hpp"
+#include "step_writer.hpp"
 
 namespace qkv::replay {
 namespace {
@@ -40,6 +42,7 @@ struct Arguments {
   double stop_after_seconds = 0;
   std::string json_path;
   std::string png_path;
+  std::string steps_path;
 };
 
 // Names of the command line.
@@ -148,6 +151,7 @@ void run(const Arguments& arguments) {
   const MemoryNeeds needs = memory_needs(model, sizes);
   std::ofstream json = open_file("--json", arguments.json_path);
   open_file("--png", arguments.png_path);
+  std::ofstream steps = open_file("--write-steps", arguments.steps_path);
   Report report(setting_of(arguments, options, model, device), options.limits.num_pages,
                 static_cast<int64_t>(trace.size()));
   print_setting(report.setting(), trace, needs);
@@ -164,10 +168,18 @@ void run(const Arguments& arguments) {
     progress.show(counts.finished_requests, fmt::format("{}/{} requests, {} steps, {} tokens", counts.finished_requests,
                                                         trace.size(), report.num_steps(), counts.computed_tokens));
   };
-  replay(
-      trace, model, options, [&](const Batch& batch) { return model_run.run(batch); }, show, report);
+  std::optional<StepWriter> step_writer;
+  if (steps.is_open()) step_writer.emplace(steps, step_file_setting(model, sizes));
+  const auto run_step = [&](const Batch& batch) {
+    if (step_writer) step_writer->write(batch);
+    return model_run.run(batch);
+  };
+  replay(trace, model, options, run_step, show, report);
   progress.clear();
   fmt::print("{}", report.text());
+  if (steps.is_open() && !steps.flush()) {
+    throw Error(ErrorCode::unavailable, "--write-steps", arguments.steps_path, "a disk with room for all steps");
+  }
   if (json.is_open()) json << report.json().dump(1) << "\n";
   if (!arguments.png_path.empty()) draw_report_png(report, arguments.png_path);
 }
@@ -254,6 +266,7 @@ void add_run_options(CLI::App* command, Arguments& arguments) {
       ->check(CLI::PositiveNumber);
   command->add_option("--json", arguments.json_path, "Write the report and its course to this file");
   command->add_option("--png", arguments.png_path, "Draw the course to this file");
+  command->add_option("--write-steps", arguments.steps_path, "Write each step's batch to this file, for other engines");
 }
 
 }  // namespace

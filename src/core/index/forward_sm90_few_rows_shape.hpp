@@ -126,9 +126,10 @@ QKV_HOST_DEVICE constexpr SmemLayout smem_layout(const KeyValueShape& kv, int ti
   return layout;
 }
 
-// Keys of a split at least: 128 KB of keys and values, more where states are large against them.
+// Keys of a split at least: 128 KB of keys and values, more where states are large against them, and 256 KB of 8-bit
+// rows of 128, whose CTAs come and go while 3 of them share an SM.
 QKV_HOST_DEVICE constexpr int least_split_keys(const KeyValueShape& kv, int tile_q) {
-  const int keys = kv.token_bytes() <= 256 ? 512 : 256;
+  const int keys = kv.token_bytes() > 256 ? 256 : kv.element_bytes == 2 || kv.token_bytes() <= 128 ? 512 : 1024;
   return tile_q <= 8 ? keys : tile_q <= 16 ? 2 * keys : 8 * keys;
 }
 
@@ -164,10 +165,10 @@ struct LaunchShape {
   int min_ctas;
 };
 
-// Stages of a warp's ring. Tiles of 8 bits have half the bytes, so more of them are under way: 192 KB on an SM, as of
-// 16 bits.
+// Stages of a warp's ring. Tiles of 8 bits have half the bytes, so more of them are under way where CTAs share an SM:
+// 192 KB, as of 16 bits.
 QKV_HOST_DEVICE constexpr int num_stages(const KeyValueShape& kv, int tile_q, bool few_items, int warps_of_sm) {
-  if (kv.element_bytes == 2) return (few_items ? warps_of_sm == 4 : tile_q > 16) ? 2 : 1;
+  if (few_items || kv.element_bytes == 2) return (few_items ? warps_of_sm == 4 : tile_q > 16) ? 2 : 1;
   constexpr int kBytesUnderWay = 192 * 1024;
   constexpr int kMost = 4;
   const int stages = kBytesUnderWay / (warps_of_sm * tile_keys(kv, tile_q) * kv.token_bytes());
@@ -184,10 +185,15 @@ QKV_HOST_DEVICE constexpr LaunchShape launch_shape(const KeyValueShape& kv, int 
   const int lanes = num_lanes(tile_q, kv.head_dim_v);
   LaunchShape launch = few_items ? LaunchShape{lanes, 1, 1} : LaunchShape{4, 1, 3};
   if (!few_items) {
-    if (tile_q > 16 || kv.head_dim_v > 128 || kv.head_dim > 192 || kv.token_scales) launch.min_ctas = 2;
+    const int most_rows = kv.token_scales ? 8 : 16;
+    if (tile_q > most_rows || kv.head_dim_v > 128 || kv.head_dim > 192) launch.min_ctas = 2;
     if (tile_q <= 8 && kv.head_dim <= 64 && kv.head_dim_v <= 64) launch.min_ctas = 5;
   }
   launch.num_stages = num_stages(kv, tile_q, few_items, launch.num_warps * launch.min_ctas);
+  // Widening needs warps more than bytes under way.
+  while (kv.element_bytes == 1 && launch.num_stages > 1 && sm_bytes(kv, tile_q, launch) > kSmemOfSm) {
+    --launch.num_stages;
+  }
   while (launch.min_ctas > 1 && sm_bytes(kv, tile_q, launch) > kSmemOfSm) --launch.min_ctas;
   while (launch.num_stages > 1 && sm_bytes(kv, tile_q, launch) > kSmemOfSm) --launch.num_stages;
   return launch;

@@ -13,6 +13,9 @@ QKV_HOST_DEVICE constexpr int many_rows_f8_units(int dim) { return dim / 2; }
 
 constexpr int kManyRowsF8ChunkColumns = 64;  // of the output: a product with values is added to it chunk by chunk
 constexpr int kManyRowsF8KeyColumns = 128;   // of queries and keys: products over more are added in f32
+// Of turned values. A stage is free when the later warpgroup is done with it, half a step behind the earlier one, and
+// takes most of a step to fill: with two, the warpgroups would wait for it.
+constexpr int kManyRowsF8TurnedStages = 4;
 
 // Registers decide (232 a thread): output dim_v/2, one chunk's product 32, scores tile_kv/2, weights tile_kv/8,
 // together at most registers - 28. At 256 the second half of a score's product takes the chunk's registers: as many as
@@ -42,7 +45,7 @@ QKV_HOST_DEVICE constexpr ManyRowsF8Layout many_rows_f8_layout(const ManyRowsSha
   layout.key_begin = shape.query_slots * layout.query_slot_bytes;
   layout.loaded_value_begin = layout.key_begin + kManyRowsStages * layout.key_stage_bytes;
   layout.value_begin = layout.loaded_value_begin + kManyRowsStages * layout.value_stage_bytes;
-  layout.control_begin = layout.value_begin + kManyRowsStages * layout.value_stage_bytes;
+  layout.control_begin = layout.value_begin + kManyRowsF8TurnedStages * layout.value_stage_bytes;
   layout.bytes = layout.control_begin + kManyRowsControlBytes;
   return layout;
 }

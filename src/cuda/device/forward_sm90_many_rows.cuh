@@ -261,7 +261,8 @@ extern "C" __global__ void __launch_bounds__(many_rows::kThreads, 1)
     } else if (warp == 1) {
       tile::load_values(params, many, maps, control, memory + kLayout.value_begin);
     } else if (warp - 2 < kKeyWarps) {
-      tile::load_keys<kKeyWarps>(params, many, maps, control, memory + kLayout.key_begin, warp - 2);
+      tile::load_keys<kKeyWarps>(params, many, maps, control, memory + kLayout.key_begin, warp - 2,
+                                 [](const tile::BoxPlace&, int, const Step&) {});
     }
   } else {
     ptx::take_registers<kConsumerRegisters>();

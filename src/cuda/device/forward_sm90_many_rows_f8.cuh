@@ -1,10 +1,9 @@
 // Forward attention for Hopper, many query rows, queries, keys and values all e4m3: the kernel of
 // forward_sm90_many_rows.cuh on the tensor cores' 8-bit products, at twice their rate.
 //   scores  queries · keysᵀ, both as they lie; over more than 128 columns in two sums, which are added in f32
-//   values  weights, rounded to e4m3 with a scale of each row and step (tile/step_softmax.cuh), · values, which two of
-//   the
-//           loading warps turn round on their way (tile/turn_values.cuh). The product of a step, 64 columns at a time,
-//           is added to the output in f32: the tensor cores' own sums keep some 14 bits only
+//   values  weights, rounded to e4m3 with a scale of each row and step (tile/step_softmax.cuh), · values, which two
+//           warps turn round on their way (tile/turn_values.cuh). The product of a step, 64 columns at a time, is added
+//           to the output in f32: the tensor cores' own sums keep some 14 bits only
 // docs/forward_sm90_many_rows_f8.md tells why; core/index/forward_sm90_many_rows_f8_shape.hpp has its shapes.
 //
 // The text before this file: as for forward_sm90_many_rows.cuh.
@@ -49,7 +48,7 @@ class Consumer : tile::StepConsumer<kShape> {
   __device__ __forceinline__ Consumer(const ForwardParams& params, unsigned memory, tile::Float8Control* control,
                                       int consumer)
       : StepConsumer(params, &control->control, consumer),
-        scales_(control->scales),
+        float8_control_(control),
         queries_(tile::descriptor_k_major(memory + consumer * (64 * key::head_dim))),
         keys_(tile::descriptor_k_major(memory + kLayout.key_begin)),
         values_(tile::descriptor_k_major(memory + kLayout.value_begin)) {}
@@ -84,7 +83,7 @@ class Consumer : tile::StepConsumer<kShape> {
     ptx::wgmma_wait_group<1>();
     end_step<kNext>(step, item);
     if constexpr (kTwoKeyParts) finish_keys<kNext, 0>();
-    wait(control_->value_full[kStage], phase_);
+    wait(float8_control_->turned_full[turned_.stage()], turned_.phase());
     multiply_values<kStage>(0);
     if ((step.bits & kStepFirst) == 0) pass_turn();
     if (!more) return drain<kStage>();
@@ -92,6 +91,7 @@ class Consumer : tile::StepConsumer<kShape> {
     release_keys<kNext>(step_);
     find_scale<kNext>();
     run_chunks<kStage, 0>();
+    turned_.advance();
     pack<kNext>();
     return true;
   }
@@ -105,15 +105,20 @@ class Consumer : tile::StepConsumer<kShape> {
     if (step.bits & kStepFirst) {
       pass_turn();  // nobody waits for rows that are stored
       if (item > 0) {
-        release(control_->value_free[kStage]);
+        release_values();
         store_item(item - 1, ended_);
 #pragma unroll
         for (float& column : output_) column = 0.0F;
       }
     } else {
-      release(control_->value_free[kStage]);
+      release_values();
       rescale();
     }
+  }
+
+  // Those of the step before the present one.
+  __device__ __forceinline__ void release_values() {
+    release(float8_control_->turned_free[(turned_.uses - 1) % index::kManyRowsF8TurnedStages]);
   }
 
   // The products with chunk kChunk and, but for the last one, those behind it; between them the next step's
@@ -170,7 +175,7 @@ class Consumer : tile::StepConsumer<kShape> {
       ended_ = softmax_;
       softmax_ = tile::StepSoftmax();
     }
-    if constexpr (tile::kTransformsScores) transform(step_, scales_[items_ % kItemRecords].score);
+    if constexpr (tile::kTransformsScores) transform(step_, float8_control_->scales[items_ % kItemRecords].score);
     if (hides(step_)) hide(step_);
     moved_ = softmax_.find_scale(scores_, score_factor(), scale_[kBuffer], decay_);
     step_sum_[0] = step_sum_[1] = 0.0F;
@@ -195,7 +200,7 @@ class Consumer : tile::StepConsumer<kShape> {
   }
 
   __device__ __forceinline__ float score_factor() const {
-    return tile::kTransformsScores ? 1.0F : scales_[items_ % kItemRecords].score;
+    return tile::kTransformsScores ? 1.0F : float8_control_->scales[items_ % kItemRecords].score;
   }
 
   template <int kStage>
@@ -242,6 +247,7 @@ class Consumer : tile::StepConsumer<kShape> {
   template <int kStage>
   __device__ __forceinline__ void multiply_values(int chunk) {
     constexpr unsigned kStageStep = kLayout.value_stage_bytes / 16;
+    const unsigned values = values_ + turned_.stage() * kStageStep;
     constexpr unsigned kChunkStep = index::kManyRowsF8ChunkColumns * kTileKv / 16;
     ptx::pin(product_);
     ptx::pin(weights_[kStage]);
@@ -250,8 +256,7 @@ class Consumer : tile::StepConsumer<kShape> {
     for (int k = 0; k < kTileKv / 32; ++k) {
       ptx::wgmma_k32_rs<tile::kDescriptorHigh<kValueColumns>>(
           product_, &weights_[kStage][4 * k],
-          values_ + kStage * kStageStep + chunk * kChunkStep + tile::k_major_step<kValueColumns>(k, key::head_dim_v),
-          k > 0);
+          values + chunk * kChunkStep + tile::k_major_step<kValueColumns>(k, key::head_dim_v), k > 0);
     }
     ptx::wgmma_commit_group();
   }
@@ -264,22 +269,24 @@ class Consumer : tile::StepConsumer<kShape> {
   }
 
   __device__ __forceinline__ void store_item(int item, const tile::StepSoftmax& softmax) {
-    if (tile::store_rows(params_, record(item), consumer_, softmax, output_, scales_[item % kItemRecords].value)) {
+    if (tile::store_rows(params_, record(item), consumer_, softmax, output_,
+                         float8_control_->scales[item % kItemRecords].value)) {
       control_->not_finite[threadIdx.x / 32 - 4] = true;
     }
   }
 
-  const tile::ItemScales* const scales_;
+  tile::Float8Control* const float8_control_;
   const unsigned queries_, keys_, values_;  // descriptors of slot and stage 0
 
   float output_[key::head_dim_v / 2] = {};
   float product_[index::kManyRowsF8ChunkColumns / 2];
   unsigned weights_[2][kTileKv / 8];
-  tile::StepScale scale_[2] = {};      // what the weights stand for
-  float step_sum_[2];                  // of the newest step's weights
-  tile::StepSoftmax softmax_, ended_;  // of the newest step's item, of the item before
-  bool moved_ = false;                 // the unit of one of the warp's rows, by the newest step:
-  float decay_[2] = {1.0F, 1.0F};      // then of the output
+  tile::StepScale scale_[2] = {};                // what the weights stand for
+  float step_sum_[2];                            // of the newest step's weights
+  tile::StepSoftmax softmax_, ended_;            // of the newest step's item, of the item before
+  Ring<index::kManyRowsF8TurnedStages> turned_;  // of the present step
+  bool moved_ = false;                           // the unit of one of the warp's rows, by the newest step:
+  float decay_[2] = {1.0F, 1.0F};                // then of the output
 };
 
 }  // namespace many_rows_f8
@@ -313,14 +320,13 @@ extern "C" __global__ void __launch_bounds__(many_rows_f8::kThreads, 1)
         if (lane_index() == 0) control->scales[i % kItemRecords] = tile::item_scales(params, item);
       };
       tile::load_queries<kShape.query_slots>(params, many, maps, &control->control, memory, write_scales);
-    } else if (warp == 1) {
-      tile::load_and_turn_values(params, many, maps, control, loaded, turned);
     } else if (warp == 2) {
-      tile::load_keys<1>(params, many, maps, &control->control, memory + kLayout.key_begin, 0);
+      tile::ValueLoader values(control, &value_map, loaded);
+      tile::load_keys<1>(
+          params, many, maps, &control->control, memory + kLayout.key_begin, 0,
+          [&](const tile::BoxPlace& place, int kv_head, const Step& step) { values.load(place, kv_head, step); });
     } else {
-      tile::ValueTurner turner(control, loaded, turned, 1);
-      while (!turner.turn()) {
-      }
+      tile::ValueTurner(control, loaded, turned, warp / 2).run();
     }
   } else {
     ptx::take_registers<kConsumerRegisters>();

@@ -1,6 +1,6 @@
-// The planner, first half: how the batch is cut, and where everything goes. One CTA of any size. It reads the batch on
-// the device, so that a captured step plans itself; plan_items.cuh then writes the items. Splits and the order of joins
-// are those of the host's planner; items stand longest first, in an order of their own.
+// The planner, first half: how the batch is cut, and where everything goes. One CTA of whole warps. It reads the batch
+// on the device, so that a captured step plans itself; plan_items.cuh then writes the items. Splits and the order of
+// joins are those of the host's planner; items stand longest first, in an order of their own.
 //
 // A batch that does not fit the plan's arrays or limits leaves counts of 0 and PlanCounts::refused: nothing runs.
 //
@@ -9,6 +9,7 @@
 #pragma once
 
 #include "plan_walk.cuh"
+#include "ptx/dependent_launch.cuh"
 
 namespace qkv::cuda {
 namespace planner {
@@ -16,6 +17,11 @@ namespace planner {
 constexpr int kMaxThreads = 1024;
 constexpr int kCostClasses = 40;  // powers of two of row x key pairs
 constexpr int kBins = kCostClasses * kSizeClasses;
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xFFFFFFFFu;
+static_assert(kBins % kWarp == 0);
+
+__device__ __forceinline__ int lane() { return threadIdx.x % kWarp; }
 
 // Sums of what blocks (or requests) need, up to one of them.
 struct Sums {
@@ -23,40 +29,75 @@ struct Sums {
   int blocks, segments, tickets, merges;
   long long state_rows;
 
-  __device__ __forceinline__ void add(const Sums& other) {
+  __device__ __forceinline__ Sums& operator+=(const Sums& other) {
     keys += other.keys;
     blocks += other.blocks;
     segments += other.segments;
     tickets += other.tickets;
     merges += other.merges;
     state_rows += other.state_rows;
+    return *this;
   }
 };
 
 struct SharedMemory {
-  Sums sums[kMaxThreads];
-  int places[kNumLists][kBins];  // that the bin's blocks take
-  int next[kNumLists][kBins];    // the bin's next free place
+  Sums sums[kMaxThreads / kWarp];  // of a warp's threads
+  int places[kNumLists * kBins];   // that the bin's blocks take
+  int next[kNumLists * kBins];     // the bin's next free place
   int num_items[kNumLists];
   int refused;
 };
 
+template <class T>
+__device__ __forceinline__ T shuffle_up(const T& value, int distance) {
+  return __shfl_up_sync(kAllLanes, value, distance);
+}
+__device__ __forceinline__ Sums shuffle_up(const Sums& sums, int distance) {
+  return {shuffle_up(sums.keys, distance),    shuffle_up(sums.blocks, distance), shuffle_up(sums.segments, distance),
+          shuffle_up(sums.tickets, distance), shuffle_up(sums.merges, distance), shuffle_up(sums.state_rows, distance)};
+}
+
+// What the lanes up to this one add up to.
+template <class T>
+__device__ __forceinline__ T scan_warp(T sum) {
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const T before = shuffle_up(sum, distance);
+    if (lane() >= distance) sum += before;
+  }
+  return sum;
+}
+
 // What the threads before this one add up to; `total`: all of them. Every thread calls it.
 __device__ inline Sums scan(SharedMemory& shared, const Sums& own, Sums& total) {
-  const int thread = threadIdx.x;
-  const int threads = blockDim.x;
+  const Sums in_warp = scan_warp(own);
+  __syncthreads();  // the sums of the scan before have been read
+  if (lane() == kWarp - 1) shared.sums[threadIdx.x / kWarp] = in_warp;
   __syncthreads();
-  shared.sums[thread] = own;
-  for (int distance = 1; distance < threads; distance *= 2) {
-    __syncthreads();
-    Sums sum = shared.sums[thread];
-    if (thread >= distance) sum.add(shared.sums[thread - distance]);
-    __syncthreads();
-    shared.sums[thread] = sum;
+  const Sums in_lanes_before = shuffle_up(in_warp, 1);
+  Sums before{};
+  total = Sums{};
+  for (int warp = 0; warp < blockDim.x / kWarp; ++warp) {
+    if (warp == threadIdx.x / kWarp) before = total;
+    total += shared.sums[warp];
   }
-  __syncthreads();
-  total = shared.sums[threads - 1];
-  return thread > 0 ? shared.sums[thread - 1] : Sums{};
+  if (lane() > 0) before += in_lanes_before;
+  return before;
+}
+
+// Adds each thread's places to its bin (-1: it has none) and returns what the bin held before: with one addition for
+// the threads of a warp whose bins are the same, as most are. Every thread calls it.
+__device__ inline int add_places(int* bins, int bin, int places) {
+  int before = 0;
+  for (unsigned waiting = __ballot_sync(kAllLanes, bin >= 0); waiting != 0;) {
+    const int first_bin = __shfl_sync(kAllLanes, bin, __ffs(waiting) - 1);
+    const bool is_same = bin == first_bin;
+    const int sum = scan_warp(is_same ? places : 0);
+    int begin = lane() == kWarp - 1 ? atomicAdd(&bins[first_bin], sum) : 0;
+    begin = __shfl_sync(kAllLanes, begin, kWarp - 1);
+    if (is_same) before = begin + sum - places;
+    waiting &= ~__ballot_sync(kAllLanes, is_same);
+  }
+  return before;
 }
 
 // Longer ones have lower classes.
@@ -88,7 +129,7 @@ __device__ inline int cut_requests(const PlanBatchParams& params, SharedMemory& 
       own.blocks = num_blocks_of(cut_of(params, seq.q_len, num_shown_keys(params, seq)), seq.q_len);
     }
     Sums place = scan(shared, own, total);
-    place.add(before);
+    place += before;
     if (request < params.num_requests) {
       arrays.key_start[request] = place.keys;  // not read: no mask here has operands of single keys
       arrays.page_start[request] = key::page_size > 0 ? request * params.block_table_stride : place.keys;
@@ -104,7 +145,7 @@ __device__ inline int cut_requests(const PlanBatchParams& params, SharedMemory& 
         arrays.blocks[place.blocks + i] = block;
       }
     }
-    before.add(total);
+    before += total;
   }
   if (before.blocks > arrays.max_blocks) shared.refused = 1;
   __syncthreads();
@@ -120,6 +161,7 @@ __device__ inline Sums cut_blocks(const PlanBatchParams& params, SharedMemory& s
     PlanBlock block{};
     Sums own{};
     Sums total;
+    int bin = -1, places = 0;
     if (index < num_blocks) {
       block = params.arrays.blocks[index];
       const int rows = (block.query_end - block.query_begin) * key::group_size;
@@ -139,42 +181,43 @@ __device__ inline Sums cut_blocks(const PlanBatchParams& params, SharedMemory& s
       }
       const int size = size_class(block);
       block.place = cost_class(static_cast<long long>(rows) * most_keys) * kSizeClasses + size;
-      atomicAdd(&shared.places[block.list][block.place], num_places(params, block, size));
+      bin = block.list * kBins + block.place;
+      places = num_places(params, block, size);
     }
+    add_places(shared.places, bin, places);
     Sums place = scan(shared, own, total);
-    place.add(before);
+    place += before;
     if (index < num_blocks) {
       block.segment_begin = place.segments;
       block.merge = !joins(block) ? -1 : block.list < kFewRowsTiles ? place.tickets : place.merges;
       block.state_row = static_cast<int>(place.state_rows);
       params.arrays.blocks[index] = block;
     }
-    before.add(total);
+    before += total;
   }
   __syncthreads();
   return before;
 }
 
-// Bins of clustered lists are whole clusters.
-__device__ __forceinline__ int room_of(const SharedMemory& shared, int list, int bin) {
-  const int places = shared.places[list][bin];
-  return list < kFewRowsTiles ? (places + kClusterSize - 1) / kClusterSize * kClusterSize : places;
-}
-
-// Where each bin of a list begins, and what fills its last cluster up.
+// Where each bin of a list begins, and what fills its last cluster up: bins of clustered lists are whole clusters. A
+// warp takes a list.
 __device__ inline void place_bins(const PlanBatchParams& params, SharedMemory& shared) {
-  for (int i = threadIdx.x; i < kNumLists * kBins; i += blockDim.x) {
-    const int list = i / kBins;
-    const int bin = i % kBins;
+  for (int list = threadIdx.x / kWarp; list < kNumLists; list += blockDim.x / kWarp) {
+    const int grain = list < kFewRowsTiles ? kClusterSize : 1;
     int begin = 0;
-    for (int earlier = 0; earlier < bin; ++earlier) begin += room_of(shared, list, earlier);
-    shared.next[list][bin] = begin;
-    const int end = begin + room_of(shared, list, bin);
-    if (end > params.arrays.max_items[list]) shared.refused = 1;
-    if (bin == kBins - 1) shared.num_items[list] = end;
-    for (int place = begin + shared.places[list][bin]; place < end && end <= params.arrays.max_items[list]; ++place) {
-      params.arrays.few_rows_sm90[list][place].kv_head = -1;
+    for (int bin = lane(); bin < kBins; bin += kWarp) {
+      const int places = shared.places[list * kBins + bin];
+      const int room = (places + grain - 1) / grain * grain;
+      const int end = begin + scan_warp(room);
+      shared.next[list * kBins + bin] = end - room;
+      const bool fits = end <= params.arrays.max_items[list];
+      if (!fits) shared.refused = 1;
+      for (int place = end - room + places; place < end && fits; ++place) {
+        params.arrays.few_rows_sm90[list][place].kv_head = -1;
+      }
+      begin = __shfl_sync(kAllLanes, end, kWarp - 1);
     }
+    if (lane() == 0) shared.num_items[list] = begin;
   }
   __syncthreads();
 }
@@ -202,8 +245,9 @@ extern "C" __global__ void __launch_bounds__(planner::kMaxThreads, 1)
   using namespace planner;
   __shared__ SharedMemory shared;
   const PlanArrays& arrays = params.arrays;
+  ptx::launch_dependents();
   if (threadIdx.x == 0) shared.refused = 0;
-  for (int i = threadIdx.x; i < kNumLists * kBins; i += blockDim.x) shared.places[i / kBins][i % kBins] = 0;
+  for (int i = threadIdx.x; i < kNumLists * kBins; i += blockDim.x) shared.places[i] = 0;
   __syncthreads();
 
   const int num_blocks = cut_requests(params, shared);
@@ -213,10 +257,16 @@ extern "C" __global__ void __launch_bounds__(planner::kMaxThreads, 1)
   if (!fits && threadIdx.x == 0) shared.refused = 1;
   place_bins(params, shared);
 
-  for (int i = threadIdx.x; i < num_blocks; i += blockDim.x) {
-    PlanBlock& block = arrays.blocks[i];
-    const int bin = block.place;
-    block.place = atomicAdd(&shared.next[block.list][bin], num_places(params, block, bin % kSizeClasses));
+  for (int first = 0; first < num_blocks; first += blockDim.x) {
+    const int i = first + threadIdx.x;
+    int bin = -1, places = 0;
+    if (i < num_blocks) {
+      const PlanBlock block = arrays.blocks[i];
+      bin = block.list * kBins + block.place;
+      places = num_places(params, block, block.place % kSizeClasses);
+    }
+    const int place = add_places(shared.next, bin, places);
+    if (i < num_blocks) arrays.blocks[i].place = place;
   }
   for (int i = threadIdx.x; i < sums.tickets && fits; i += blockDim.x) arrays.tickets[i] = 0;
   // The CTAs that share the items of many rows take turns at them, the longest first.

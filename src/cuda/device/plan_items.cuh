@@ -1,8 +1,9 @@
 // The planner, second half: writes the items, merges and segments of the blocks that plan_batch.cuh has placed.
-// Any grid and block: threads take turns at pairs of block and KV head.
+// Any grid and block: threads take turns at pairs of block and KV head. It may be launched beside plan_batch.
 #pragma once
 
 #include "plan_walk.cuh"
+#include "ptx/dependent_launch.cuh"
 
 namespace qkv::cuda {
 namespace planner {
@@ -117,6 +118,7 @@ __device__ inline void write_items(const PlanBatchParams& params, const PlanBloc
 }  // namespace planner
 
 extern "C" __global__ void __launch_bounds__(128) plan_items(const __grid_constant__ PlanBatchParams params) {
+  ptx::wait_for_earlier_launches();
   const int num_kv_heads = params.rules.num_kv_heads;
   const int num_pairs = params.arrays.counts->blocks * num_kv_heads;
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < num_pairs; i += gridDim.x * blockDim.x) {

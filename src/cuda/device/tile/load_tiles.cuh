@@ -66,12 +66,16 @@ __device__ __forceinline__ unsigned find_hiding(const ForwardParams& params, int
   return __ballot_sync(kAllLanes, hides && row < num_rows) * kStepHides;
 }
 
-// kWarps warps share a step's boxes, a lane each. The first one also announces the step.
-template <int kWarps>
+constexpr int kKeyBoxBlocks = index::many_rows_key_box_blocks(kUnits, key::page_size, key::tile_kv);
+constexpr int kKeyParts = kUnits / kColumns / kKeyBoxBlocks;  // boxes for the same keys
+
+// kWarps warps share a step's boxes, a lane each. The first one also announces the step. after_keys(place, kv_head,
+// step) is called by all lanes when the keys of a step are on their way.
+template <int kWarps, class AfterKeys>
 __device__ __forceinline__ void load_keys(const ForwardParams& params, const ManyRowsParams& many,
-                                          const TensorMaps& maps, Control* control, unsigned keys, int warp) {
-  constexpr int kBoxBlocks = index::many_rows_key_box_blocks(kUnits, key::page_size, key::tile_kv);
-  constexpr int kParts = kUnits / kColumns / kBoxBlocks;  // boxes for the same keys
+                                          const TensorMaps& maps, Control* control, unsigned keys, int warp,
+                                          AfterKeys&& after_keys) {
+  constexpr int kBoxBlocks = kKeyBoxBlocks, kParts = kKeyParts;
   constexpr int kBoxBytes = kBoxRows * kBoxBlocks * kColumns * 2;
   constexpr int kStageBytes = key::tile_kv * kUnits * 2;
   static_assert(kBoxes * kParts <= 32 * kWarps);
@@ -93,6 +97,7 @@ __device__ __forceinline__ void load_keys(const ForwardParams& params, const Man
     if (box < count_boxes(step)) {
       ptx::tma_load_5d(keys + ring.stage() * kStageBytes, maps.key, 0, place.token, block, kv_head, place.page, full);
     }
+    after_keys(place, kv_head, step);
     ring.advance();
   });
 }

@@ -1,5 +1,5 @@
-// Values of 8 bits on their way to the products: one warp loads them (TMA), and with a second one turns them round,
-// from [key][column] to [column][key], a step behind. core/index/forward_sm90_many_rows_f8_shape.hpp has the places.
+// Values of 8 bits on their way to the products: the warp that loads keys loads them too (TMA), and two warps turn them
+// round, from [key][column] to [column][key]. core/index/forward_sm90_many_rows_f8_shape.hpp has the places.
 #pragma once
 
 #include "core/index/forward_sm90_many_rows_f8_shape.hpp"
@@ -12,11 +12,12 @@ namespace qkv::cuda::tile {
 
 constexpr int kTurningWarps = 2;
 
-// Barriers as in Control: loaded_full has the loader's arrival, loaded_free one of each turning warp; so has value_full
-// of Control.
+// Barriers as in Control: loaded_full has the loader's arrival, loaded_free and turned_full one of each turning warp,
+// turned_free one of each consumer warp.
 struct Float8Control {
-  Control control;
+  Control control;  // without its barriers of values
   unsigned long long loaded_full[2], loaded_free[2];
+  unsigned long long turned_full[index::kManyRowsF8TurnedStages], turned_free[index::kManyRowsF8TurnedStages];
   int loaded_keys[2];               // by stage: keys that count, and kLoadedFinal
   ItemScales scales[kItemRecords];  // beside the records
 };
@@ -28,7 +29,11 @@ __device__ __forceinline__ void init_float8_control(Float8Control* control, int 
     ptx::mbarrier_init(shared_address_of(&control->loaded_full[i]), 1);
     ptx::mbarrier_init(shared_address_of(&control->loaded_free[i]), kTurningWarps);
   }
-  init_control(&control->control, consumers, kTurningWarps);
+  for (int i = 0; i < index::kManyRowsF8TurnedStages; ++i) {
+    ptx::mbarrier_init(shared_address_of(&control->turned_full[i]), kTurningWarps);
+    ptx::mbarrier_init(shared_address_of(&control->turned_free[i]), 4 * consumers);
+  }
+  init_control(&control->control, consumers);
 }
 
 // One of the turning warps: every other 16 columns.
@@ -37,27 +42,33 @@ class ValueTurner {
   __device__ __forceinline__ ValueTurner(Float8Control* control, unsigned loaded, unsigned turned, int warp)
       : control_(control), loaded_(loaded), turned_(turned), warp_(warp) {}
 
+  __device__ __forceinline__ void run() {
+    while (!turn()) {
+    }
+  }
+
+ private:
   // The next step. Returns whether it was the last one.
   __device__ __forceinline__ bool turn() {
-    const int stage = ring_.stage();
+    const int stage = ring_.stage(), turned_stage = turned_ring_.stage();
     ptx::mbarrier_wait(shared_address_of(&control_->loaded_full[stage]), ring_.phase());
     const int bits = control_->loaded_keys[stage];
     const int keys = bits & kStepKeys;
     const unsigned loaded = loaded_ + stage * kStageBytes;
     if (keys != key::tile_kv) clear_rows(loaded, keys);
-    ptx::mbarrier_wait(shared_address_of(&control_->control.value_free[stage]), ring_.phase() ^ 1);
-    turn_stage(loaded, turned_ + stage * kStageBytes);
+    ptx::mbarrier_wait(shared_address_of(&control_->turned_free[turned_stage]), turned_ring_.phase() ^ 1);
+    turn_stage(loaded, turned_ + turned_stage * kStageBytes);
     ptx::fence_proxy_async();
     __syncwarp();
     if (lane_index() == 0) {
-      ptx::mbarrier_arrive(shared_address_of(&control_->control.value_full[stage]));
+      ptx::mbarrier_arrive(shared_address_of(&control_->turned_full[turned_stage]));
       ptx::mbarrier_arrive(shared_address_of(&control_->loaded_free[stage]));
     }
     ring_.advance();
+    turned_ring_.advance();
     return (bits & kLoadedFinal) != 0;
   }
 
- private:
   static constexpr int kStageBytes = key::tile_kv * key::head_dim_v;
   static constexpr int kChunks = key::head_dim_v / 16;  // of 16 columns
   static_assert(kChunks % kTurningWarps == 0 && key::tile_kv % 32 == 0);
@@ -103,36 +114,39 @@ class ValueTurner {
   const unsigned loaded_, turned_;
   const int warp_;
   Ring<2> ring_;
+  Ring<index::kManyRowsF8TurnedStages> turned_ring_;
 };
 
-// The first turning warp: turns a step when the next one is on its way.
-__device__ __forceinline__ void load_and_turn_values(const ForwardParams& params, const ManyRowsParams& many,
-                                                     const TensorMaps& maps, Float8Control* control, unsigned loaded,
-                                                     unsigned turned) {
-  constexpr int kBoxBytes = kBoxRows * key::head_dim_v;
-  const int box = lane_index();
-  ValueTurner turner(control, loaded, turned, 0);
-  Ring<2> ring;
-  walk_steps<key::tile_kv>(params, many, [&](int word, const Step& step) {
-    const BoxPlace place = find_box(params, lane_word(word, kWordFirst), box, step);
-    const int kv_head = lane_word(word, kWordKvHead);
-    const int stage = ring.stage();
-    const unsigned full = shared_address_of(&control->loaded_full[stage]);
-    ptx::mbarrier_wait(shared_address_of(&control->loaded_free[stage]), ring.phase() ^ 1);
+// Loads the values of each step behind its keys, by the same warp, whose lanes know where the boxes lie.
+class ValueLoader {
+ public:
+  __device__ __forceinline__ ValueLoader(Float8Control* control, const ptx::TensorMap* map, unsigned loaded)
+      : control_(control), map_(map), loaded_(loaded) {}
+
+  __device__ __forceinline__ void load(const BoxPlace& key_place, int kv_head, const Step& step) {
+    constexpr int kBoxBytes = kBoxRows * key::head_dim_v;
+    const int box = lane_index();
+    const int token = lane_word(key_place.token, box * kKeyParts), page = lane_word(key_place.page, box * kKeyParts);
+    const int stage = ring_.stage();
+    const unsigned full = shared_address_of(&control_->loaded_full[stage]);
+    ptx::mbarrier_wait(shared_address_of(&control_->loaded_free[stage]), ring_.phase() ^ 1);
     if (box == 0) {
       const int keys = static_cast<int>(step.bits & kStepKeys);
-      control->loaded_keys[stage] = keys | ((step.bits & kStepFinal) != 0 ? kLoadedFinal : 0);
+      control_->loaded_keys[stage] = keys | ((step.bits & kStepFinal) != 0 ? kLoadedFinal : 0);
       ptx::mbarrier_arrive_expect_bytes(full, count_boxes(step) * kBoxBytes);
     }
     __syncwarp();
     if (box < count_boxes(step)) {
-      ptx::tma_load_5d(loaded + (stage * kBoxes + box) * kBoxBytes, maps.value, 0, place.token, 0, kv_head, place.page,
-                       full);
+      ptx::tma_load_5d(loaded_ + (stage * kBoxes + box) * kBoxBytes, map_, 0, token, 0, kv_head, page, full);
     }
-    if (ring.uses > 0) turner.turn();
-    ring.advance();
-  });
-  turner.turn();
-}
+    ring_.advance();
+  }
+
+ private:
+  Float8Control* const control_;
+  const ptx::TensorMap* const map_;
+  const unsigned loaded_;
+  Ring<2> ring_;
+};
 
 }  // namespace qkv::cuda::tile
