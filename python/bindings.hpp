@@ -31,6 +31,7 @@ void bind_collectives(nb::module_& module);
 
 // "f32" and so on, and "cpu" or "cuda:0", as the library prints them.
 DType parse_dtype(const std::string& name, const char* argument);
+OutputScales parse_output_scales(const std::string& name);
 Device parse_device(const std::string& name);
 
 // "all_to_all" and so on.

@@ -113,7 +113,7 @@ nb::any forward_paged(const DeviceAttention& layer, const ArrayArgument& query, 
   nb::any result = make_output(layer, query, query_tensor.view, out, stream);
   const HeldTensor out_tensor = write_output(layer, result);
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
-  const HeldTensor scale = read_optional_tensor(out_scale, "out_scale");
+  const HeldTensor scale = output_scale_tensor(out_scale);
   const HeldTensor scale_of_query = read_optional_tensor(query_scale, "query_scale");
   {
     nb::gil_scoped_release released;
@@ -133,7 +133,7 @@ nb::any forward_dense(const DeviceAttention& layer, const ArrayArgument& query, 
   nb::any result = make_output(layer, query, query_tensor.view, out, stream);
   const HeldTensor out_tensor = write_output(layer, result);
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
-  const HeldTensor scale = read_optional_tensor(out_scale, "out_scale");
+  const HeldTensor scale = output_scale_tensor(out_scale);
   const HeldTensor scale_of_query = read_optional_tensor(query_scale, "query_scale");
   {
     nb::gil_scoped_release released;
@@ -191,19 +191,22 @@ void bind_attention(nb::module_& module) {
            "Writes key and value of the new tokens to the slots of the plan's slot_mapping.\n\n"
            "key: [>= num_slots, num_kv_heads, head_dim], value: [>= num_slots, num_kv_heads, head_dim_v]; float32, "
            "float16 or bfloat16. Further rows are ignored.")
-      .def("forward", &forward_paged, nb::arg("query"), nb::arg("cache"), nb::arg("plan"), nb::arg("out") = nb::none(),
-           nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("out_scale") = nb::none(),
-           nb::arg("query_scale") = nb::none(), nb::arg("stream") = nb::none(),
-           "Attention over a paged cache. Returns out.\n\n"
-           "query: query_dtype [>= num_tokens, num_q_heads, head_dim]; uint8 holds 8-bit floats.\n"
-           "out: output_dtype [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind and rows.\n"
-           "lse: float32 [num_q_heads, >= num_tokens], written if given: natural log of the sum of exp of the scores, "
-           "sink included.\n"
-           "out_scale: float32 [1], for outputs of 8-bit floats and no others: they are the results divided by it.\n"
-           "query_scale: float32 [1], [num_kv_heads] or [num_requests, num_kv_heads], for queries of 8-bit floats and "
-           "no "
-           "others: what their elements are multiplied by.\n"
-           "Rows without a visible key: out = 0, lse = -inf (the sink, if there is one).")
+      .def(
+          "forward", &forward_paged, nb::arg("query"), nb::arg("cache"), nb::arg("plan"), nb::arg("out") = nb::none(),
+          nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("out_scale") = nb::none(),
+          nb::arg("query_scale") = nb::none(), nb::arg("stream") = nb::none(),
+          "Attention over a paged cache. Returns out.\n\n"
+          "query: query_dtype [>= num_tokens, num_q_heads, head_dim]; uint8 holds 8-bit floats.\n"
+          "out: output_dtype [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind and rows.\n"
+          "lse: float32 [num_q_heads, >= num_tokens], written if given: natural log of the sum of exp of the scores, "
+          "sink included.\n"
+          "out_scale: float32, for outputs of 8-bit floats and no others: they are the results divided by it. [1], "
+          "read; "
+          "or, with output_scales=\"per_token_group\", [>= num_tokens, num_q_heads, ceil(head_dim_v / 128)], written.\n"
+          "query_scale: float32 [1], [num_kv_heads] or [num_requests, num_kv_heads], for queries of 8-bit floats and "
+          "no "
+          "others: what their elements are multiplied by.\n"
+          "Rows without a visible key: out = 0, lse = -inf (the sink, if there is one).")
       .def("forward", &forward_dense, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("plan"),
            nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("out_scale") = nb::none(),
            nb::arg("query_scale") = nb::none(), nb::arg("stream") = nb::none(),

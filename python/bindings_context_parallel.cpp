@@ -64,7 +64,7 @@ nb::any forward(const DeviceContextParallel& self, const ArrayArgument& query, c
   const bool is_byte = size_bytes(spec.out_dtype()) == 1;
   const HeldTensor out_tensor = is_byte ? write_tensor(result, "out", spec.out_dtype()) : write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
-  const HeldTensor scale = read_optional_tensor(out_scale, "out_scale");
+  const HeldTensor scale = output_scale_tensor(out_scale);
   nb::any memory = output_or_zeros(workspace, query, {(plan.workspace_bytes() + 3) / 4}, DType::f32, stream);
   const HeldTensor memory_tensor = write_tensor(memory, "workspace");
   {

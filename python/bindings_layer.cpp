@@ -24,6 +24,18 @@ CacheScales parse_scales(const std::string& name) {
               "\"none\", \"per_tensor\", \"per_head\", \"per_request_head\" or \"per_token_head\"");
 }
 
+}  // namespace
+
+OutputScales parse_output_scales(const std::string& name) {
+  for (const OutputScales scales : {OutputScales::per_tensor, OutputScales::per_token_group}) {
+    if (name == to_string(scales)) return scales;
+  }
+  throw Error(ErrorCode::invalid_argument, "output_scales", "\"" + name + "\"",
+              "\"per_tensor\" or \"per_token_group\"");
+}
+
+namespace {
+
 KeyRun parse_run(const std::string& name) {
   for (const KeyRun run : {KeyRun::all, KeyRun::context, KeyRun::new_tokens}) {
     if (name == to_string(run)) return run;
@@ -47,8 +59,8 @@ void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32
                const std::optional<std::string>& output_dtype, const std::string& type,
                const std::optional<CacheSpec>& cache, const std::optional<MaskArgument>& mask,
                std::optional<float> scale, float softcap, const std::vector<float>& alibi_slopes,
-               bool alibi_per_request, const std::vector<float>& sinks, const std::string& key_run,
-               const Shard& shard) {
+               bool alibi_per_request, const std::vector<float>& sinks, const std::string& key_run, const Shard& shard,
+               const std::string& output_scales) {
   LayerSpec spec;
   spec.num_q_heads = num_q_heads;
   spec.num_kv_heads = num_kv_heads;
@@ -67,6 +79,7 @@ void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32
   spec.sinks = sinks;
   spec.key_run = parse_run(key_run);
   spec.shard = shard;
+  spec.output_scales = parse_output_scales(output_scales);
   new (self) LayerSpec(std::move(spec));
 }
 
@@ -74,12 +87,12 @@ std::string describe(const LayerSpec& spec) {
   return fmt::format(
       "LayerSpec(num_q_heads={}, num_kv_heads={}, head_dim={}, head_dim_v={}, query_dtype='{}', kv_dtype='{}', "
       "output_dtype='{}', type='{}', cache={}, mask='{}', scale={}, softcap={}, alibi={}, sinks={}, key_run='{}', "
-      "shard={})",
+      "shard={}, output_scales='{}')",
       spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim(), to_string(spec.query_dtype),
       to_string(spec.kv_dtype), to_string(spec.out_dtype()), to_string(spec.type),
       spec.cache ? describe(*spec.cache) : "None", spec.effective_mask().text(), spec.effective_scale(), spec.softcap,
       spec.alibi_per_request || !spec.alibi_slopes.empty() ? "True" : "False", spec.sinks.empty() ? "False" : "True",
-      to_string(spec.key_run), describe(spec.shard));
+      to_string(spec.key_run), describe(spec.shard), to_string(spec.output_scales));
 }
 
 void bind_spec(nb::module_& module) {
@@ -127,14 +140,16 @@ void bind_spec(nb::module_& module) {
       "alibi_slopes: [num_q_heads]. alibi_per_request: the slopes come with the batch.\n"
       "sinks: [num_q_heads] logits that join the denominator once.\n"
       "key_run: which keys the layer is shown: \"all\", \"context\" (without the new tokens) or \"new_tokens\".\n"
-      "shard: Shard(...), where ranks share the keys; masks and ALiBi keep the positions of whole requests.";
+      "shard: Shard(...), where ranks share the keys; masks and ALiBi keep the positions of whole requests.\n"
+      "output_scales: what has a scale of its own in an output of 8-bit floats: \"per_tensor\", which is given, or "
+      "\"per_token_group\", which forward chooses and writes.";
   nb::class_<LayerSpec>(module, "LayerSpec", doc)
       .def("__init__", &init_spec, nb::kw_only(), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
            nb::arg("head_dim_v") = 0, nb::arg("query_dtype") = "f32", nb::arg("kv_dtype") = "f32",
            nb::arg("output_dtype") = nb::none(), nb::arg("type") = "decoder", nb::arg("cache") = nb::none(),
            nb::arg("mask") = nb::none(), nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0f,
            nb::arg("alibi_slopes") = nb::tuple(), nb::arg("alibi_per_request") = false, nb::arg("sinks") = nb::tuple(),
-           nb::arg("key_run") = "all", nb::arg("shard") = Shard{})
+           nb::arg("key_run") = "all", nb::arg("shard") = Shard{}, nb::arg("output_scales") = "per_tensor")
       .def_ro("num_q_heads", &LayerSpec::num_q_heads)
       .def_ro("num_kv_heads", &LayerSpec::num_kv_heads)
       .def_ro("head_dim", &LayerSpec::head_dim)
@@ -142,6 +157,7 @@ void bind_spec(nb::module_& module) {
       .def_prop_ro("query_dtype", [](const LayerSpec& spec) { return std::string(to_string(spec.query_dtype)); })
       .def_prop_ro("kv_dtype", [](const LayerSpec& spec) { return std::string(to_string(spec.kv_dtype)); })
       .def_prop_ro("output_dtype", [](const LayerSpec& spec) { return std::string(to_string(spec.out_dtype())); })
+      .def_prop_ro("output_scales", [](const LayerSpec& spec) { return std::string(to_string(spec.output_scales)); })
       .def_prop_ro("type", [](const LayerSpec& spec) { return std::string(to_string(spec.type)); })
       .def_ro("cache", &LayerSpec::cache)
       .def_prop_ro("mask", &LayerSpec::effective_mask, "The mask in force.")

@@ -11,7 +11,8 @@ namespace {
 void init_spec(MlaSpec* self, int32_t num_heads, int32_t qk_nope_head_dim, int32_t qk_rope_head_dim, int32_t v_head_dim,
                int32_t kv_lora_rank, const std::string& dtype, const std::optional<std::string>& output_dtype,
                const CacheSpec& cache, const std::optional<MaskArgument>& mask, std::optional<float> scale,
-               float softcap, const std::vector<float>& sinks) {
+               float softcap, const std::vector<float>& sinks, const std::string& output_scales,
+               const std::optional<std::string>& cache_dtype) {
   MlaSpec spec;
   spec.num_heads = num_heads;
   spec.qk_nope_head_dim = qk_nope_head_dim;
@@ -20,6 +21,8 @@ void init_spec(MlaSpec* self, int32_t num_heads, int32_t qk_nope_head_dim, int32
   spec.kv_lora_rank = kv_lora_rank;
   spec.dtype = parse_dtype(dtype, "dtype");
   if (output_dtype) spec.output_dtype = parse_dtype(*output_dtype, "output_dtype");
+  spec.output_scales = parse_output_scales(output_scales);
+  if (cache_dtype) spec.cache_dtype = parse_dtype(*cache_dtype, "cache_dtype");
   spec.cache = cache;
   if (mask) spec.mask = to_mask(*mask);
   spec.scale = scale;
@@ -69,18 +72,21 @@ nb::any make_output(const DeviceMla& layer, const ArrayArgument& query, int64_t 
 
 nb::any run_new_tokens(const DeviceMla& layer, const ArrayArgument& query, const ArrayArgument& key,
                        const ArrayArgument& value, const MlaPlan& plan, const ArrayArgument& out,
-                       const ArrayArgument& lse, const StreamArgument& stream) {
+                       const ArrayArgument& lse, const ArrayArgument& out_scale, const StreamArgument& stream) {
   const Stream on = read_stream(stream, layer.device);
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldTensor key_tensor = read_tensor(key, "key");
   const HeldTensor value_tensor = read_tensor(value, "value");
-  nb::any result = make_output(layer, query, query_tensor.view.shape[0], layer.prefill.spec().out_dtype(), out, stream);
-  const HeldTensor out_tensor = write_tensor(result, "out");
+  const DType out_dtype = layer.prefill.spec().out_dtype();
+  const DType dtype = size_bytes(out_dtype) == 1 && !plan.chunks().empty() ? DType::f32 : out_dtype;
+  nb::any result = make_output(layer, query, query_tensor.view.shape[0], dtype, out, stream);
+  const HeldTensor out_tensor = write_tensor(result, "out", if_byte(dtype));
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+  const HeldTensor scale = output_scale_tensor(out_scale);
   {
     nb::gil_scoped_release released;
     layer.prefill.run_new_tokens(query_tensor.view, key_tensor.view, value_tensor.view, plan, out_tensor.view,
-                                 lse_tensor.view, on);
+                                 lse_tensor.view, on, scale.view);
   }
   return result;
 }
@@ -102,38 +108,48 @@ void run_context_chunk(const DeviceMla& layer, int32_t chunk, const ArrayArgumen
 using StateArgument = std::pair<ArrayArgument, ArrayArgument>;
 
 void merge_context(const DeviceMla& layer, const StateArgument& context, const StateArgument& new_tokens,
-                   const MlaPlan& plan, const StreamArgument& stream) {
+                   const MlaPlan& plan, const ArrayArgument& out, const ArrayArgument& out_scale,
+                   const StreamArgument& stream) {
   const Stream on = read_stream(stream, layer.device);
   const HeldTensor context_out = read_tensor(context.first, "context.out");
   const HeldTensor context_lse = read_tensor(context.second, "context.lse");
-  const HeldTensor out = write_tensor(new_tokens.first, "new_tokens.out");
-  const HeldTensor lse = write_tensor(new_tokens.second, "new_tokens.lse");
+  const HeldTensor new_out = write_tensor(new_tokens.first, "new_tokens.out");
+  const HeldTensor new_lse = write_tensor(new_tokens.second, "new_tokens.lse");
+  const HeldTensor result =
+      out.is_none() ? HeldTensor{} : write_tensor(out, "out", if_byte(layer.prefill.spec().out_dtype()));
+  const HeldTensor scale = output_scale_tensor(out_scale);
   nb::gil_scoped_release released;
-  layer.prefill.merge_context({context_out.view, context_lse.view}, {out.view, lse.view}, plan, on);
+  layer.prefill.merge_context({context_out.view, context_lse.view}, {new_out.view, new_lse.view}, plan, on, result.view,
+                              scale.view);
 }
 
 nb::any forward(const DeviceMla& layer, const ArrayArgument& query, const ArrayArgument& new_latents,
                 const ArrayArgument& latent_cache, const MlaPlan& plan, const HeldProjection& projection,
                 const ArrayArgument& workspace, const ArrayArgument& out, const ArrayArgument& lse,
+                const ArrayArgument& out_scale, const ArrayArgument& latent_scale,
                 const std::shared_ptr<Collectives>& collectives, const StreamArgument& stream,
                 const StreamArgument& gather_stream) {
   const Stream on = read_stream(stream, layer.device);
   const Stream gather_on = gather_stream.is_none() ? on : read_stream(gather_stream, layer.device);
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldTensor latents = read_tensor(new_latents, "new_latents");
-  const HeldTensor cache = read_tensor(latent_cache, "latent_cache");
+  const MlaSpec& spec = layer.prefill.spec();
+  const HeldTensor cache = read_tensor(latent_cache, "latent_cache", if_byte(spec.latent_dtype()));
   const HeldTensor memory = write_tensor(workspace, "workspace");
-  nb::any result = make_output(layer, query, query_tensor.view.shape[0], layer.prefill.spec().out_dtype(), out, stream);
-  const HeldTensor out_tensor = write_tensor(result, "out");
+  nb::any result = make_output(layer, query, query_tensor.view.shape[0], spec.out_dtype(), out, stream);
+  const HeldTensor out_tensor = write_tensor(result, "out", if_byte(spec.out_dtype()));
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+  const HeldTensor scale = output_scale_tensor(out_scale);
+  const HeldTensor scale_of_latents = read_optional_tensor(latent_scale, "latent_scale");
   {
     nb::gil_scoped_release released;
     if (collectives) {
       layer.prefill.forward(query_tensor.view, latents.view, cache.view, plan, projection.projection, memory.view,
-                            *collectives, out_tensor.view, lse_tensor.view, on, gather_on);
+                            *collectives, out_tensor.view, lse_tensor.view, on, gather_on, scale.view,
+                            scale_of_latents.view);
     } else {
       layer.prefill.forward(query_tensor.view, latents.view, cache.view, plan, projection.projection, memory.view,
-                            out_tensor.view, lse_tensor.view, on, gather_on);
+                            out_tensor.view, lse_tensor.view, on, gather_on, scale.view, scale_of_latents.view);
     }
   }
   return result;
@@ -218,15 +234,19 @@ void bind_chunks(nb::module_& module) {
 }  // namespace
 
 void bind_mla(nb::module_& module) {
-  nb::class_<MlaSpec>(module, "MlaSpec",
-                      "A layer of multi-head latent attention.\n\n"
-                      "kv_lora_rank: columns of a latent; its row in the cache ends with the rotary part of the key.\n"
-                      "dtype: of queries, keys, values and the cache. output_dtype=None means dtype.\n"
-                      "mask: over absolute positions; None means causal. softcap, sinks, scale: as in LayerSpec.")
+  nb::class_<MlaSpec>(
+      module, "MlaSpec",
+      "A layer of multi-head latent attention.\n\n"
+      "kv_lora_rank: columns of a latent; its row in the cache ends with the rotary part of the key.\n"
+      "dtype: of queries, keys, values and new latents. output_dtype, cache_dtype: 8-bit floats as well; "
+      "None means dtype. A cache of 8-bit floats has cache=CacheSpec(..., scales=\"per_tensor\").\n"
+      "output_scales: as in LayerSpec.\n"
+      "mask: over absolute positions; None means causal. softcap, sinks, scale: as in LayerSpec.")
       .def("__init__", &init_spec, nb::kw_only(), nb::arg("num_heads"), nb::arg("qk_nope_head_dim"),
            nb::arg("qk_rope_head_dim") = 0, nb::arg("v_head_dim"), nb::arg("kv_lora_rank"), nb::arg("dtype") = "bf16",
            nb::arg("output_dtype") = nb::none(), nb::arg("cache") = CacheSpec{}, nb::arg("mask") = nb::none(),
-           nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0f, nb::arg("sinks") = nb::tuple())
+           nb::arg("scale") = nb::none(), nb::arg("softcap") = 0.0f, nb::arg("sinks") = nb::tuple(),
+           nb::arg("output_scales") = "per_tensor", nb::arg("cache_dtype") = nb::none())
       .def_ro("num_heads", &MlaSpec::num_heads)
       .def_ro("qk_nope_head_dim", &MlaSpec::qk_nope_head_dim)
       .def_ro("qk_rope_head_dim", &MlaSpec::qk_rope_head_dim)
@@ -236,6 +256,8 @@ void bind_mla(nb::module_& module) {
       .def_prop_ro("latent_dim", &MlaSpec::latent_dim)
       .def_prop_ro("dtype", [](const MlaSpec& spec) { return std::string(to_string(spec.dtype)); })
       .def_prop_ro("output_dtype", [](const MlaSpec& spec) { return std::string(to_string(spec.out_dtype())); })
+      .def_prop_ro("output_scales", [](const MlaSpec& spec) { return std::string(to_string(spec.output_scales)); })
+      .def_prop_ro("cache_dtype", [](const MlaSpec& spec) { return std::string(to_string(spec.latent_dtype())); })
       .def_ro("cache", &MlaSpec::cache)
       .def("__repr__", [](const MlaSpec& spec) {
         return fmt::format(
@@ -302,24 +324,30 @@ void bind_mla(nb::module_& module) {
            "rank's pages, is needed by forward only. Arrays are host arrays.\n"
            "workspace_tokens: context tokens of a chunk at most.")
       .def("run_new_tokens", &run_new_tokens, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("plan"),
-           nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
-           "Attention of the new tokens to each other, sinks included. Returns out.")
+           nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("out_scale") = nb::none(),
+           nb::arg("stream") = nb::none(),
+           "Attention of the new tokens to each other, sinks included. Returns out.\n\n"
+           "Outputs of 8-bit floats: where the plan has chunks, this is a state of float32; else the result, with its "
+           "out_scale.")
       .def("run_context_chunk", &run_context_chunk, nb::arg("chunk"), nb::arg("query"), nb::arg("key"),
            nb::arg("value"), nb::arg("plan"), nb::arg("out"), nb::arg("lse"), nb::kw_only(),
            nb::arg("stream") = nb::none(),
            "Attention of a chunk's queries to its context: float32 out [tokens of the chunk, num_heads, v_head_dim] "
            "and lse [num_heads, tokens of the chunk].")
       .def("merge_context", &merge_context, nb::arg("context"), nb::arg("new_tokens"), nb::arg("plan"), nb::kw_only(),
-           nb::arg("stream") = nb::none(),
+           nb::arg("out") = nb::none(), nb::arg("out_scale") = nb::none(), nb::arg("stream") = nb::none(),
            "Joins (out, lse) over all context into (out, lse) of the new tokens, in place. Rows without context are "
-           "not touched.")
+           "not touched.\n\n"
+           "out, out_scale: for outputs of 8-bit floats, where the result of all rows goes.")
       .def("forward", &forward, nb::arg("query"), nb::arg("new_latents"), nb::arg("latent_cache"), nb::arg("plan"),
            nb::arg("projection"), nb::arg("workspace"), nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
-           nb::kw_only(), nb::arg("collectives") = nb::none(), nb::arg("stream") = nb::none(),
-           nb::arg("gather_stream") = nb::none(),
+           nb::kw_only(), nb::arg("out_scale") = nb::none(), nb::arg("latent_scale") = nb::none(),
+           nb::arg("collectives") = nb::none(), nb::arg("stream") = nb::none(), nb::arg("gather_stream") = nb::none(),
            "Gathers, projects and attends to each chunk, then to the new tokens, and joins the states. Returns out.\n\n"
            "query: [>= num_tokens, num_heads, head_dim]. new_latents: [>= num_tokens, latent_dim].\n"
            "latent_cache: [num_pages, page_size, latent_dim].\n"
+           "out_scale: as in Attention. latent_scale: float32 [1], what the elements of an 8-bit latent_cache are "
+           "multiplied by.\n"
            "workspace: contiguous memory of any dtype, at least plan.workspace_bytes bytes.\n"
            "collectives: with a plan for several ranks, which share the cache; all of them make the call.\n"
            "gather_stream: where chunks are gathered, each while the one before it computes; None: on stream.");

@@ -35,22 +35,25 @@ MlaPlan plan(const DeviceMlaContextParallel& self, const HeldBatch& batch, int32
 nb::any forward(const DeviceMlaContextParallel& self, const ArrayArgument& query, const ArrayArgument& new_latents,
                 const ArrayArgument& latent_cache, const MlaPlan& plan, const HeldProjection& projection,
                 const ArrayArgument& workspace, const ArrayArgument& out, const ArrayArgument& lse,
-                const StreamArgument& stream, const StreamArgument& gather_stream) {
+                const ArrayArgument& out_scale, const ArrayArgument& latent_scale, const StreamArgument& stream,
+                const StreamArgument& gather_stream) {
   const Stream on = read_stream(stream, self.device);
   const Stream gather_on = gather_stream.is_none() ? on : read_stream(gather_stream, self.device);
   const MlaSpec& spec = self.layer.spec().layer;
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldTensor latents = read_tensor(new_latents, "new_latents");
-  const HeldTensor cache = read_tensor(latent_cache, "latent_cache");
+  const HeldTensor cache = read_tensor(latent_cache, "latent_cache", if_byte(spec.latent_dtype()));
   const HeldTensor memory = write_tensor(workspace, "workspace");
   nb::any result = output_or_zeros(out, query, {query_tensor.view.shape[0], self.layer.num_heads(), spec.v_head_dim},
                                    spec.out_dtype(), stream);
-  const HeldTensor out_tensor = write_tensor(result, "out");
+  const HeldTensor out_tensor = write_tensor(result, "out", if_byte(spec.out_dtype()));
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
+  const HeldTensor scale = output_scale_tensor(out_scale);
+  const HeldTensor scale_of_latents = read_optional_tensor(latent_scale, "latent_scale");
   {
     nb::gil_scoped_release released;
     self.layer.forward(query_tensor.view, latents.view, cache.view, plan, projection.projection, memory.view,
-                       out_tensor.view, lse_tensor.view, on, gather_on);
+                       out_tensor.view, lse_tensor.view, on, gather_on, scale.view, scale_of_latents.view);
   }
   return result;
 }
@@ -82,7 +85,8 @@ void bind_mla_context_parallel(nb::module_& module) {
           nb::arg("max_new_tokens"), nb::arg("workspace_tokens"), "Of forward, for all plans up to these maxima.")
       .def("forward", &forward, nb::arg("query"), nb::arg("new_latents"), nb::arg("latent_cache"), nb::arg("plan"),
            nb::arg("projection"), nb::arg("workspace"), nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
-           nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("gather_stream") = nb::none(),
+           nb::kw_only(), nb::arg("out_scale") = nb::none(), nb::arg("latent_scale") = nb::none(),
+           nb::arg("stream") = nb::none(), nb::arg("gather_stream") = nb::none(),
            "Attention over all ranks' context and the new tokens. Returns out.\n\n"
            "query: [>= num_tokens, num_heads, head_dim], of this rank's heads. projection: of all ranks' heads. The "
            "others as in MlaPrefill.forward.");

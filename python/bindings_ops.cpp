@@ -23,7 +23,7 @@ nb::any varlen(const ArrayArgument& query, const ArrayArgument& key, const Array
   const HeldTensor sink_tensor = read_optional_tensor(sinks, "sinks");
   const HeldTensor key_scales = read_optional_tensor(key_scale, "key_scale");
   const HeldTensor value_scales = read_optional_tensor(value_scale, "value_scale");
-  const HeldTensor output_scale = read_optional_tensor(out_scale, "out_scale");
+  const HeldTensor output_scale = output_scale_tensor(out_scale);
   const HeldTensor scale_of_query = read_optional_tensor(query_scale, "query_scale");
   const HeldOperands operands = read_operands(mask_operands);
   const Tensor& q = query_tensor.view;
@@ -77,7 +77,7 @@ nb::any merge(const std::vector<std::pair<ArrayArgument, ArrayArgument>>& states
       output_or_zeros(out, states[0].first, {first.shape[0], first.shape[1], first.shape[2]}, first.dtype, stream);
   const HeldTensor out_tensor = write_tensor(result, "out");
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
-  const HeldTensor scale = read_optional_tensor(out_scale, "out_scale");
+  const HeldTensor scale = output_scale_tensor(out_scale);
   {
     nb::gil_scoped_release released;
     merge_states(views, out_tensor.view, lse_tensor.view, on, scale.view);
@@ -97,15 +97,17 @@ void write_to_cache(const ArrayArgument& key, const ArrayArgument& value, const 
 }
 
 void gather(const ArrayArgument& pages, const ArrayArgument& block_table, const ArrayArgument& starts,
-            const ArrayArgument& cu_seq_lens, const ArrayArgument& rows, const StreamArgument& stream) {
+            const ArrayArgument& cu_seq_lens, const ArrayArgument& rows, const ArrayArgument& scale,
+            const StreamArgument& stream) {
   const HeldTensor pages_tensor = read_tensor(pages, "pages");
   const HeldTensor table = read_tensor(block_table, "block_table");
   const HeldTensor first = read_tensor(starts, "starts");
   const HeldTensor sums = read_tensor(cu_seq_lens, "cu_seq_lens");
   const HeldTensor rows_tensor = write_tensor(rows, "rows");
+  const HeldTensor scale_tensor = read_optional_tensor(scale, "scale");
   const Stream on = read_stream(stream, pages_tensor.view.device);
   nb::gil_scoped_release released;
-  gather_cache(pages_tensor.view, table.view, first.view, sums.view, rows_tensor.view, on);
+  gather_cache(pages_tensor.view, table.view, first.view, sums.view, rows_tensor.view, on, scale_tensor.view);
 }
 
 using NumpyDoubles = nb::ndarray<nb::numpy, double>;
@@ -171,7 +173,8 @@ void bind_ops(nb::module_& module) {
              "states: [(out, lse), ...] with out [num_tokens, num_heads, head_dim_v] and lse float32 [num_heads, "
              "num_tokens]. A state with lse = -inf is empty: its out is not read.\n"
              "out, lse: as in a state; may be those of a state. None makes an out like the first state's.\n"
-             "out_scale: float32 [1], with an out of 8-bit floats.\n"
+             "out_scale: float32, with an out of 8-bit floats: [1], read, or [>= num_tokens, num_heads, "
+             "ceil(head_dim_v / 128)], written.\n"
              "stream: as in Attention.");
   module.def(
       "lse_from_lse2", [](const ArrayArgument& lse) { lse_from_lse2(write_tensor(lse, "lse").view); }, nb::arg("lse"),
@@ -182,10 +185,12 @@ void bind_ops(nb::module_& module) {
              "slot_mapping: int64 [num_slots], page * page_size + offset; -1 = nowhere; a host array.\n"
              "stream: as in Attention.");
   module.def("gather_cache", &gather, nb::arg("pages"), nb::arg("block_table"), nb::arg("starts"),
-             nb::arg("cu_seq_lens"), nb::arg("rows"), nb::kw_only(), nb::arg("stream") = nb::none(),
+             nb::arg("cu_seq_lens"), nb::arg("rows"), nb::kw_only(), nb::arg("scale") = nb::none(),
+             nb::arg("stream") = nb::none(),
              "Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i.\n\n"
              "pages: [num_pages, page_size, num_heads, head_dim], or of latents [num_pages, page_size, head_dim].\n"
              "block_table, starts, cu_seq_lens: int32 host arrays. rows: like pages, without the axis of pages.\n"
+             "scale: float32 [1], where pages of 8-bit floats become rows of others: what elements are multiplied by.\n"
              "stream: as in Attention.");
   module.def("reference_attention", &reference_paged, nb::arg("spec"), nb::arg("batch"), nb::arg("query"),
              nb::arg("cache"), nb::arg("query_scale") = nb::none(),

@@ -149,6 +149,10 @@ HeldTensor make_tensor(nb::handle object, const char* argument, Access access, s
 
 }  // namespace
 
+std::optional<DType> if_byte(DType dtype) {
+  return size_bytes(dtype) == 1 ? std::optional<DType>(dtype) : std::nullopt;
+}
+
 HeldTensor read_tensor(nb::handle object, const char* argument, std::optional<DType> declared) {
   return make_tensor(object, argument, Access::read, declared);
 }
@@ -163,6 +167,11 @@ HeldTensor read_optional_tensor(nb::handle object, const char* argument) {
 
 HeldTensor write_optional_tensor(nb::handle object, const char* argument) {
   return object.is_none() ? HeldTensor{} : write_tensor(object, argument);
+}
+
+HeldTensor output_scale_tensor(nb::handle object) {
+  HeldTensor scale = read_optional_tensor(object, "out_scale");
+  return scale.view.rank == 3 ? write_tensor(object, "out_scale") : scale;
 }
 
 Stream read_stream(const StreamArgument& stream, Device device) {

@@ -40,6 +40,9 @@ struct HeldTensor {
   nb::ndarray<nb::ro> owner;
 };
 
+// What uint8 stands for where such a dtype is wanted.
+std::optional<DType> if_byte(DType dtype);
+
 // For tensors that a call only reads: read-only arrays are welcome. `declared`: what uint8 stands for, if it is 8-bit
 // floats; an array of another dtype than the declared one is refused.
 HeldTensor read_tensor(nb::handle object, const char* argument, std::optional<DType> declared = {});
@@ -48,6 +51,8 @@ HeldTensor write_tensor(nb::handle object, const char* argument, std::optional<D
 // None gives the default-constructed Tensor: not given.
 HeldTensor read_optional_tensor(nb::handle object, const char* argument);
 HeldTensor write_optional_tensor(nb::handle object, const char* argument);
+// An out_scale, or None: given ones are read, those of groups are written.
+HeldTensor output_scale_tensor(nb::handle object);
 
 // `out` itself, or, for None, a new array of zeros of the kind that `like` is (numpy for numpy, torch for torch),
 // written on the stream of the call that fills it.

@@ -162,8 +162,8 @@ CaseData::CaseData(const Case& c) : case_(c) {
   make_tokens(c, draw);
   if (c.layer.cache) make_cache(c, draw);
   if (is_float8(c.layer.out_dtype())) {
-    out_scale = OwnedTensor(DType::f32, {1});
-    store(out_scale.view(), {0}, draw_scale(draw));
+    given_out_scale_ = draw_scale(draw);
+    out_scale = output_scale(num_tokens + c.extra_rows, c.layer.num_q_heads);
   }
   make_operands(c, draw);
   if (c.layer.alibi_per_request) {
@@ -171,6 +171,19 @@ CaseData::CaseData(const Case& c) : case_(c) {
       alibi_slopes.push_back(0.05F * static_cast<float>(draw.range(0, 10)));
     }
   }
+}
+
+OwnedTensor CaseData::output_scale(int64_t num_rows, int64_t num_heads) const {
+  const LayerSpec& layer = case_.layer;
+  if (!is_float8(layer.out_dtype())) return {};
+  if (layer.output_scales == OutputScales::per_tensor) {
+    OwnedTensor scale(DType::f32, {1});
+    store(scale.view(), {0}, given_out_scale_);
+    return scale;
+  }
+  const int64_t groups = (layer.value_dim() + kScaleGroup - 1) / kScaleGroup;
+  const int64_t row = num_heads * (groups + 1) + 2;
+  return {DType::f32, {num_rows, num_heads, groups}, {row, groups + 1, 1}, num_rows * row};
 }
 
 void CaseData::make_lengths(const Case& c) {

@@ -73,6 +73,9 @@ class Placed {
 
 bool is_float8(DType dtype);
 
+// Columns of a head of an 8-bit output that share a scale, where scales are of groups.
+inline constexpr int64_t kScaleGroup = 128;
+
 // Conversions of the tool's own: rounding to nearest even, 8-bit floats saturate.
 void store(const Tensor& tensor, std::initializer_list<int64_t> index, float value);
 float load(const Tensor& tensor, std::initializer_list<int64_t> index);
@@ -85,6 +88,9 @@ struct CaseData {
   KvCache cache();  // of layers with a cache
   // What the elements of a row of the cache are multiplied by; `scales` is key_scale or value_scale.
   float scale_of(const OwnedTensor& scales, int64_t request, int64_t page, int64_t offset, int64_t head) const;
+  // The out_scale of a call with so many rows and heads: the one that is given, or memory at odd strides for those that
+  // are chosen; nothing where outputs are not of 8 bits.
+  OwnedTensor output_scale(int64_t num_rows, int64_t num_heads) const;
   // The batch of one request alone: its rows of query and dense keys are slices, its cache is the same.
   int64_t num_tokens = 0;
   int64_t num_keys = 0;        // of whole requests
@@ -95,7 +101,7 @@ struct CaseData {
   OwnedTensor key_pages, value_pages;  // the cache; interleaved ones live in key_pages
   Tensor key_cache, value_cache;       // views of it
   OwnedTensor key_scale, value_scale;  // of caches of 8-bit floats
-  OwnedTensor out_scale;               // of outputs of 8-bit floats
+  OwnedTensor out_scale;               // of outputs of 8-bit floats; chosen ones of all rows
   OwnedTensor query_scale;             // of queries of 8-bit floats
   std::vector<int32_t> query_start_loc, seq_lens, block_table;
   int64_t table_width = 0;
@@ -113,6 +119,7 @@ struct CaseData {
   void make_operands(const Case& c, Draw& draw);
 
   const Case& case_;
+  float given_out_scale_ = 1;
 };
 
 }  // namespace qkv::tools

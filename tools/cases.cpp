@@ -172,6 +172,9 @@ void draw_layer(Draw& draw, bool small, Case& c) {
         draw.pick<CacheScales>({CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head});
   }
   draw_shown_keys(draw, layer);
+  if (layer.output_dtype && size_bytes(*layer.output_dtype) == 1 && draw.one_in(2)) {
+    layer.output_scales = OutputScales::per_token_group;
+  }
 }
 
 void draw_layout(Draw& draw, Case& c) {
@@ -329,6 +332,9 @@ std::string describe(const Case& c) {
   std::string text = fmt::format("{} h{}/{} d{}/{} {}->{} kv {}", to_string(layer.type), layer.num_q_heads,
                                  layer.num_kv_heads, layer.head_dim, layer.value_dim(), to_string(layer.query_dtype),
                                  to_string(layer.out_dtype()), to_string(layer.kv_dtype));
+  if (layer.output_scales != OutputScales::per_tensor) {
+    text += fmt::format(" output scales {}", to_string(layer.output_scales));
+  }
   if (layer.cache) {
     if (layer.cache->scales != CacheScales::none) text += fmt::format(" scales {}", to_string(layer.cache->scales));
     text += fmt::format(" page {} {}{}", layer.cache->page_size, c.layout.axes, c.layout.interleaved ? " K|V" : "");

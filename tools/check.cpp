@@ -36,6 +36,30 @@ double rounding_of(DType dtype) {
   }
 }
 
+OutputRange output_range(DType dtype) {
+  if (dtype == DType::f8e4m3) return {448, 0x1p-10};
+  if (dtype == DType::f8e5m2) return {57344, 0x1p-17};
+  return {};
+}
+
+double scale_at(const Tensor& out_scale, int64_t token, int64_t head, int64_t column) {
+  if (!out_scale.is_given()) return 1;
+  return out_scale.rank == 1 ? load(out_scale, {0}) : load(out_scale, {token, head, column / kScaleGroup});
+}
+
+std::string wrong_scale(double scale, DType dtype, const double* expected, int64_t begin, int64_t end, double absolute,
+                        double relative) {
+  double largest = 0;
+  for (int64_t d = begin; d < end; ++d) {
+    if (std::isfinite(expected[d])) largest = std::max(largest, std::fabs(expected[d]));
+  }
+  const double got = scale * output_range(dtype).largest;
+  if (std::fabs(got - largest) <= absolute + relative * largest) return "";
+  if (largest <= absolute && scale == 1) return "";  // of zeros
+  return fmt::format("scale of columns {} to {}: got {}, expected {}", begin, end - 1, scale,
+                     largest / output_range(dtype).largest);
+}
+
 namespace {
 
 // How far a result may be from the oracle's: an absolute part for what sums lose, and a relative one for what rounding
@@ -58,18 +82,6 @@ double largest_bias(const Case& c) {
   double slope = c.layer.alibi_per_request ? kSlopeOfBatches : 0;
   for (const float of_head : c.layer.alibi_slopes) slope = std::max<double>(slope, of_head);
   return slope * distance;
-}
-
-// Of an output's dtype: the largest number, and half a step between the smallest ones, in units of out_scale.
-struct OutputRange {
-  double largest = INFINITY;
-  double half_smallest = 0;
-};
-
-OutputRange output_range(DType dtype) {
-  if (dtype == DType::f8e4m3) return {448, 0x1p-10};
-  if (dtype == DType::f8e5m2) return {57344, 0x1p-17};
-  return {};
 }
 
 Tolerance tolerance_of(const Case& c, Device device) {
@@ -98,10 +110,12 @@ double root_mean_square(const double* row, int64_t count) {
 struct Outputs {
   OwnedTensor out;
   OwnedTensor lse;
+  OwnedTensor scale;  // of `out`
 };
 
-Outputs make_outputs(const Case& c, int64_t num_tokens) {
+Outputs make_outputs(const Case& c, const CaseData& data, int64_t num_tokens) {
   Outputs outputs;
+  outputs.scale = data.output_scale(num_tokens + c.extra_rows, c.layer.num_q_heads);
   outputs.out = OwnedTensor(c.layer.out_dtype(), {num_tokens + c.extra_rows, c.layer.num_q_heads, c.layer.value_dim()});
   if (c.with_lse) outputs.lse = OwnedTensor(DType::f32, {c.layer.num_q_heads, num_tokens + c.extra_rows});
   return outputs;
@@ -110,23 +124,30 @@ Outputs make_outputs(const Case& c, int64_t num_tokens) {
 }  // namespace
 
 std::string difference(const Case& c, Device device, const Tensor& out, const Tensor& lse,
-                       const reference::Result& expected, double out_scale, double further) {
+                       const reference::Result& expected, const Tensor& out_scale, double further) {
   const Tolerance tolerance = tolerance_of(c, device);
   const OutputRange range = output_range(c.layer.out_dtype());
-  const double limit = range.largest * out_scale;
+  const double relative_of_scale = tolerance.out_relative - rounding_of(c.layer.out_dtype()) + 1e-6;
   const int64_t dim = c.layer.value_dim();
   int64_t num_tokens = 0;
   for (const RequestLengths& request : c.requests) num_tokens += request.q_len;
   for (int64_t t = 0; t < num_tokens; ++t) {
     for (int64_t h = 0; h < c.layer.num_q_heads; ++h) {
       const double* row = &expected.out[(t * c.layer.num_q_heads + h) * dim];
-      double absolute = tolerance.out + range.half_smallest * out_scale + further;
+      double absolute = tolerance.out + further;
       if (tolerance.of_row > 0) absolute += tolerance.of_row * root_mean_square(row, dim);
       for (int64_t d = 0; d < dim; ++d) {
-        const double got = load(out, {t, h, d}) * out_scale;
+        const double scale = scale_at(out_scale, t, h, d);
+        if (out_scale.rank == 3 && d % kScaleGroup == 0) {
+          const std::string wrong = wrong_scale(scale, c.layer.out_dtype(), row, d, std::min(d + kScaleGroup, dim),
+                                                absolute, relative_of_scale);
+          if (!wrong.empty()) return fmt::format("out[{}, {}]: {}", t, h, wrong);
+        }
+        const double got = load(out, {t, h, d}) * scale;
         const double exact = row[d];
+        const double limit = range.largest * scale;
         const double want = std::isnan(exact) ? exact : std::clamp(exact, -limit, limit);
-        if (!agree(got, want, absolute, tolerance.out_relative)) {
+        if (!agree(got, want, absolute + range.half_smallest * scale, tolerance.out_relative)) {
           return fmt::format("out[{}, {}, {}]: got {}, expected {}", t, h, d, got, want);
         }
       }
@@ -157,7 +178,6 @@ class CaseRun {
         value_pages_(data_.value_pages, device),
         key_scale_(data_.key_scale, device),
         value_scale_(data_.value_scale, device),
-        out_scale_(data_.out_scale, device),
         query_scale_(data_.query_scale, device) {}
 
   std::string run() {
@@ -166,7 +186,7 @@ class CaseRun {
     if (layer_.cache) {
       if (std::string wrong = update_cache(plan); !wrong.empty()) return wrong;
     }
-    Outputs outputs = make_outputs(case_, data_.num_tokens);
+    Outputs outputs = make_outputs(case_, data_, data_.num_tokens);
     forward(query_.view(), plan, {}, outputs);
     const reference::Result expected =
         layer_.cache ? reference::attention(layer_, batch, data_.query.view(), data_.cache(), data_.query_scale.view())
@@ -186,6 +206,7 @@ class CaseRun {
   void forward(const Tensor& query, const Plan& plan, const Alone& alone, Outputs& outputs) {
     const Placed out(outputs.out, device_);
     const Placed lse(outputs.lse, device_);
+    const Placed scale(outputs.scale, device_);
     Tensor query_scale = query_scale_.view();
     if (alone.request && query_scale.rank == 2) {
       query_scale = query_scale.slice(0, *alone.request, *alone.request + 1);
@@ -196,15 +217,16 @@ class CaseRun {
         own.key_scale = own.key_scale.slice(0, *alone.request, *alone.request + 1);
         own.value_scale = own.value_scale.slice(0, *alone.request, *alone.request + 1);
       }
-      attention_.forward(query, own, plan, out.view(), lse.view(), {}, out_scale_.view(), query_scale);
+      attention_.forward(query, own, plan, out.view(), lse.view(), {}, scale.view(), query_scale);
     } else {
       const Tensor key = key_.view();
       const Tensor value = value_.view();
       attention_.forward(query, key.slice(0, alone.first_row, key.shape[0]),
                          value.slice(0, alone.first_row, value.shape[0]), plan, out.view(), lse.view(), {},
-                         out_scale_.view(), query_scale);
+                         scale.view(), query_scale);
     }
     out.fetch();
+    scale.fetch();
     if (case_.with_lse) lse.fetch();
   }
 
@@ -264,14 +286,17 @@ class CaseRun {
     if (!outputs.out.buffer().guards_intact()) return "out: guard words overwritten";
     if (case_.with_lse && !outputs.lse.buffer().guards_intact()) return "lse: guard words overwritten";
     const Tensor lse = case_.with_lse ? outputs.lse.view() : Tensor{};
-    const double out_scale = data_.out_scale.view().is_given() ? load(data_.out_scale.view(), {0}) : 1.0F;
-    std::string wrong = difference(case_, device_, outputs.out.view(), lse, expected, out_scale);
+    const Tensor scale = outputs.scale.view();
+    if (scale.is_given() && !outputs.scale.buffer().guards_intact()) return "out_scale: guard words overwritten";
+    std::string wrong = difference(case_, device_, outputs.out.view(), lse, expected, scale);
     if (!wrong.empty()) return wrong;
     for (int64_t t = data_.num_tokens; t < data_.num_tokens + case_.extra_rows; ++t) {
       for (int64_t h = 0; h < layer_.num_q_heads; ++h) {
         for (int64_t d = 0; d < layer_.value_dim(); ++d) {
           if (!std::isnan(load(outputs.out.view(), {t, h, d})))
             return fmt::format("out[{}]: a padding row was written", t);
+          if (scale.rank == 3 && !std::isnan(scale_at(scale, t, h, d)))
+            return fmt::format("out_scale[{}]: a padding row was written", t);
         }
         if (case_.with_lse && !std::isnan(load(lse, {h, t}))) {
           return fmt::format("lse[{}, {}]: a padding row was written", h, t);
@@ -323,7 +348,7 @@ class CaseRun {
                                                            : q_len;
       values = values.slice(0, begin, begin + count);
     }
-    Outputs alone = make_outputs(case_, q_len);
+    Outputs alone = make_outputs(case_, data_, q_len);
     forward(query_.view().slice(0, first, first + q_len), attention_.plan(batch), {request, first_row}, alone);
 
     const size_t row_bytes =
@@ -332,6 +357,14 @@ class CaseRun {
     if (std::memcmp(all + static_cast<size_t>(first) * row_bytes, alone.out.buffer().data(),
                     static_cast<size_t>(q_len) * row_bytes) != 0) {
       return fmt::format("request {} alone has other bits of out than in the batch", r);
+    }
+    for (int64_t i = 0; i < q_len * layer_.num_q_heads * layer_.value_dim(); ++i) {
+      const int64_t t = i / layer_.value_dim() / layer_.num_q_heads;
+      const int64_t h = i / layer_.value_dim() % layer_.num_q_heads;
+      const int64_t d = i % layer_.value_dim();
+      if (scale_at(together.scale.view(), first + t, h, d) != scale_at(alone.scale.view(), t, h, d)) {
+        return fmt::format("request {} alone has other bits of out_scale than in the batch", r);
+      }
     }
     for (int64_t h = 0; case_.with_lse && h < layer_.num_q_heads; ++h) {
       for (int64_t t = 0; t < q_len; ++t) {
@@ -350,7 +383,7 @@ class CaseRun {
   const Device device_;
   CaseData data_;
   Attention attention_;
-  Placed query_, key_, value_, key_pages_, value_pages_, key_scale_, value_scale_, out_scale_, query_scale_;
+  Placed query_, key_, value_, key_pages_, value_pages_, key_scale_, value_scale_, query_scale_;
 };
 
 struct CheckOptions {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdint>
 #include <string>
 
@@ -14,12 +15,27 @@ namespace qkv::tools {
 std::string failure_of(const Case& random_case, Device device = {});
 
 // The first element of the case's rows in which out·out_scale or lse (if given), read on the host, is further from the
-// definition than the device's rounding explains, and `further`; or nothing.
+// definition than the device's rounding explains, and `further`; or a scale that the definition would not have chosen;
+// or nothing.
 std::string difference(const Case& c, Device device, const Tensor& out, const Tensor& lse,
-                       const reference::Result& expected, double out_scale = 1, double further = 0);
+                       const reference::Result& expected, const Tensor& out_scale = {}, double further = 0);
 
 // Half a step of the dtype, relative to the number.
 double rounding_of(DType dtype);
+
+// Of an output's dtype: the largest number, and half a step between the smallest ones, in units of its scale.
+struct OutputRange {
+  double largest = INFINITY;
+  double half_smallest = 0;
+};
+OutputRange output_range(DType dtype);
+
+// What a column's number is multiplied by; 1 where there is no scale.
+double scale_at(const Tensor& out_scale, int64_t token, int64_t head, int64_t column);
+// What is wrong with the scale that was chosen for the columns [begin, end) of a row, if their results are further from
+// the expected ones than `absolute` and `relative` allow; or nothing. `expected`: the row.
+std::string wrong_scale(double scale, DType dtype, const double* expected, int64_t begin, int64_t end, double absolute,
+                        double relative);
 
 void add_check_command(CLI::App& app);
 

@@ -18,6 +18,9 @@ MlaSpec MlaCase::spec() const {
   spec.kv_lora_rank = kv_lora_rank;
   spec.dtype = layer.query_dtype;
   spec.output_dtype = layer.output_dtype;
+  spec.output_scales = layer.output_scales;
+  spec.cache_dtype = cache_dtype;
+  if (cache_dtype) spec.cache.scales = CacheScales::per_tensor;
   spec.cache.page_size = options.page_size;
   spec.scale = layer.scale;
   spec.mask = layer.mask;
@@ -28,7 +31,7 @@ MlaSpec MlaCase::spec() const {
 
 namespace {
 
-// What MLA has of a layer: a key head a query head, one dtype, no 8-bit floats, no ALiBi.
+// What MLA has of a layer: a key head a query head, one dtype, none of 8 bits but the output's, no ALiBi.
 void fit_layer(Draw& draw, DeviceKind device, LayerSpec& layer) {
   layer.type = AttentionType::decoder;
   layer.cache.reset();
@@ -36,7 +39,6 @@ void fit_layer(Draw& draw, DeviceKind device, LayerSpec& layer) {
   layer.num_kv_heads = layer.num_q_heads;
   if (is_float8(layer.query_dtype)) layer.query_dtype = DType::bf16;
   layer.kv_dtype = layer.query_dtype;
-  if (layer.output_dtype && is_float8(*layer.output_dtype)) layer.output_dtype.reset();
   layer.alibi_per_request = false;
   layer.alibi_slopes.clear();
   if (!layer.sinks.empty()) layer.sinks.resize(static_cast<size_t>(layer.num_q_heads));
@@ -82,6 +84,7 @@ MlaCase draw_mla_case(uint64_t seed, int64_t index, DeviceKind device, int32_t n
   c.qk_rope_head_dim = draw_of_layer.one_in(4) ? 0 : layer.head_dim / 3 / 8 * 8;
   c.kv_lora_rank = draw_of_layer.pick<int32_t>({8, 16, 40, 64, 72});
   c.options.page_size = draw_of_layer.pick<int32_t>({1, 3, 16, 16, 64});
+  if (draw_of_layer.one_in(3)) c.cache_dtype = draw_of_layer.pick<DType>({DType::f8e4m3, DType::f8e4m3, DType::f8e5m2});
   if (num_ranks > 0) draw_ranks(draw_of_layer, num_ranks, c);
 
   Draw draw(~seed ^ 0x313AULL, index);
@@ -105,9 +108,10 @@ std::string describe(const MlaCase& c) {
       c.with_ranks ? fmt::format(" {} ranks interleave {} {}", c.options.num_ranks, c.options.interleave_size,
                                  c.exchange ? to_string(*c.exchange) : "latents")
                    : "";
-  return fmt::format("mla rank {} rope {} page {} workspace {}{}{}: {}", c.kv_lora_rank, c.qk_rope_head_dim,
-                     c.options.page_size, c.options.workspace_tokens,
-                     c.options.batch_invariant ? " batch-invariant" : "", ranks, describe(c.attention));
+  return fmt::format("mla rank {} rope {} page {}{} workspace {}{}{}: {}", c.kv_lora_rank, c.qk_rope_head_dim,
+                     c.options.page_size, c.cache_dtype ? fmt::format(" of {}", to_string(*c.cache_dtype)) : "",
+                     c.options.workspace_tokens, c.options.batch_invariant ? " batch-invariant" : "", ranks,
+                     describe(c.attention));
 }
 
 }  // namespace qkv::tools

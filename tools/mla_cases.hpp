@@ -14,6 +14,7 @@ struct MlaCase {
   Case attention;  // a decoder layer without a cache, a key head a query head: what the whole must equal
   int32_t qk_rope_head_dim = 0;
   int32_t kv_lora_rank = 0;
+  std::optional<DType> cache_dtype;  // of 8 bits, if given
   ContextChunkOptions options;
   bool with_ranks = false;                     // options.num_ranks share the cache
   std::optional<StateExchange> exchange = {};  // of states between them; not given: of latents

@@ -17,9 +17,16 @@
 namespace qkv::tools {
 namespace {
 
-void fill_normal(Draw& draw, float magnitude, const Tensor& rows) {
+// Latents and matrix are whole numbers of steps. Products of a latent, also one that was cached in 8 bits, and a column
+// of the matrix are then multiples of 2^-18, their sums less than 2^6: exact in f32, in any order. With other numbers,
+// a sum between two neighbours of a 16-bit dtype may be rounded to the one by the definition and to the other by the
+// engine, and what that moves in a result of few keys is a step of its largest value.
+constexpr float kLatentStep = 0x1p-4, kMatrixStep = 0x1p-8, kLatentScale = 5 * 0x1p-8;
+
+void fill_normal(Draw& draw, float magnitude, float step, const Tensor& rows) {
   for (int64_t r = 0; r < rows.shape[0]; ++r) {
-    for (int64_t c = 0; c < rows.shape[1]; ++c) store(rows, {r, c}, magnitude * draw.normal());
+    for (int64_t c = 0; c < rows.shape[1]; ++c)
+      store(rows, {r, c}, std::round(magnitude * draw.normal() / step) * step);
   }
 }
 
@@ -44,6 +51,7 @@ class MlaRun {
         matrix_(spec_.dtype, {spec_.num_heads * (spec_.qk_nope_head_dim + spec_.v_head_dim), spec_.kv_lora_rank}),
         latents_(spec_.dtype, {data_.num_keys, spec_.latent_dim()}),
         new_latents_(spec_.dtype, {data_.num_tokens + c.attention.extra_rows, spec_.latent_dim()}),
+        latent_scale_(DType::f32, {1}),
         num_heads_(spec_.num_heads) {
     if (c.exchange) {
       sharing_states_.emplace(MlaContextParallelSpec{spec_, c.options.interleave_size, *c.exchange}, ranks);
@@ -53,10 +61,12 @@ class MlaRun {
       prefill_.emplace(spec_, device);
     }
     Draw draw(c.attention.seed ^ 0x1A7E17ULL, c.attention.index);
-    fill_normal(draw, 1, latents_.view());
-    fill_normal(draw, 1.0F / std::sqrt(static_cast<float>(spec_.kv_lora_rank)), matrix_.view());
-    make_keys();
+    fill_normal(draw, 1, kLatentStep, latents_.view());
+    fill_normal(draw, 1.0F / std::sqrt(static_cast<float>(spec_.kv_lora_rank)), kMatrixStep, matrix_.view());
+    store(latent_scale_.view(), {0}, kLatentScale);
+    round_context();
     make_cache(draw);
+    make_keys();
     make_new_latents();
   }
 
@@ -70,7 +80,7 @@ class MlaRun {
 
  private:
   struct Outputs {
-    OwnedTensor out, lse;
+    OwnedTensor out, lse, scale;
   };
 
   // Keys and values of all tokens, by the definition.
@@ -97,6 +107,22 @@ class MlaRun {
     }
   }
 
+  // Of 8-bit pages, the context's latents are what can be read there.
+  void round_context() {
+    if (!spec_.cache_dtype) return;
+    const OwnedTensor element(*spec_.cache_dtype, {1});
+    int64_t first_key = 0;
+    for (const RequestLengths& r : case_.attention.requests) {
+      for (int64_t key = first_key; key < first_key + r.kv_len - r.q_len; ++key) {
+        for (int64_t d = 0; d < spec_.latent_dim(); ++d) {
+          store(element.view(), {0}, load(latents_.view(), {key, d}) / kLatentScale);
+          store(latents_.view(), {key, d}, load(element.view(), {0}) * kLatentScale);
+        }
+      }
+      first_key += r.kv_len;
+    }
+  }
+
   // The context's rows that this rank keeps in their pages, in random order. All else is NaN, and table entries behind
   // the context junk.
   void make_cache(Draw& draw) {
@@ -107,7 +133,8 @@ class MlaRun {
       table_width_ = std::max(table_width_, pages + 1);
       num_pages += pages;
     }
-    pages_ = OwnedTensor(spec_.dtype, {num_pages, page_size, spec_.latent_dim()});
+    const float scale = spec_.cache_dtype ? kLatentScale : 1.0F;
+    pages_ = OwnedTensor(spec_.latent_dtype(), {num_pages, page_size, spec_.latent_dim()});
     std::vector<int32_t> free_pages;
     for (int64_t p = 0; p < num_pages; ++p) free_pages.push_back(static_cast<int32_t>(p));
     for (size_t i = free_pages.size(); i > 1; --i) std::swap(free_pages[i - 1], free_pages[draw.range(0, i - 1)]);
@@ -121,7 +148,7 @@ class MlaRun {
         }
         for (int64_t d = 0; d < spec_.latent_dim(); ++d) {
           store(pages_.view(), {row[t / page_size], t % page_size, d},
-                load(latents_.view(), {first_key + shard_.position(t), d}));
+                load(latents_.view(), {first_key + shard_.position(t), d}) / scale);
         }
       }
       table_.insert(table_.end(), row.begin(), row.end());
@@ -160,32 +187,31 @@ class MlaRun {
     Outputs outputs;
     outputs.out = OwnedTensor(spec_.out_dtype(), {rows, num_heads_, spec_.v_head_dim});
     if (case_.attention.with_lse) outputs.lse = OwnedTensor(DType::f32, {num_heads_, rows});
+    outputs.scale = data_.output_scale(rows, num_heads_);
     OwnedTensor workspace_memory(DType::f32, {plan.workspace_bytes() / 4});
     const Placed query_tensor(data_.query, device_), latents(new_latents, device_), pages(pages_, device_),
         matrix(matrix_, device_), workspace(workspace_memory, device_), out(outputs.out, device_),
-        lse(outputs.lse, device_);
+        lse(outputs.lse, device_), scale(outputs.scale, device_), latent_scale(latent_scale_, device_);
     const auto from_first = [&](const Tensor& tensor) { return tensor.slice(0, first_token, tensor.shape[0]); };
     const Tensor queries = from_first(query_tensor.on_device(query)), new_rows = from_first(latents.view());
+    const Tensor scale_of_latents = spec_.cache_dtype ? latent_scale.view() : Tensor();
     const Projection projection = matrix_projection(spec_, matrix.view());
     if (sharing_states_) {
       sharing_states_->forward(queries, new_rows, pages.view(), plan, projection, workspace.view(), out.view(),
-                               lse.view());
+                               lse.view(), {}, {}, scale.view(), scale_of_latents);
     } else if (ranks_) {
       prefill_->forward(queries, new_rows, pages.view(), plan, projection, workspace.view(), *ranks_, out.view(),
-                        lse.view());
+                        lse.view(), {}, {}, scale.view(), scale_of_latents);
     } else {
-      prefill_->forward(queries, new_rows, pages.view(), plan, projection, workspace.view(), out.view(), lse.view());
+      prefill_->forward(queries, new_rows, pages.view(), plan, projection, workspace.view(), out.view(), lse.view(), {},
+                        {}, scale.view(), scale_of_latents);
     }
     out.fetch();
+    scale.fetch();
     if (case_.attention.with_lse) lse.fetch();
     workspace.fetch();
     if (!workspace_memory.buffer().guards_intact()) throw Error(ErrorCode::internal, "workspace", "overrun", "none");
     return outputs;
-  }
-
-  double rounding() const {
-    const DType dtype = spec_.out_dtype();
-    return dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 1e-5;
   }
 
   bool agree(double got, double want, double absolute, double relative) const {
@@ -193,27 +219,41 @@ class MlaRun {
     return std::fabs(got - want) <= absolute + relative * std::fabs(want);  // false for NaN
   }
 
-  // A state of the new tokens is rounded to the output's dtype once more than plain attention's result: two roundings.
-  // A projected element may round to its dtype's other neighbour than the definition's.
+  // A state of the new tokens is rounded to the output's dtype once more than plain attention's result: two roundings;
+  // not where outputs are of 8 bits, whose states are f32. On a GPU, a tensor core's sums of projected elements may
+  // lose bits, so that an element rounds to its dtype's other neighbour than the definition's.
   std::string compare(const Outputs& outputs, const reference::Result& expected) const {
     const bool on_gpu = device_.kind == DeviceKind::cuda;
     const bool half = spec_.dtype != DType::f32;
     const double of_weights = !on_gpu ? 0 : spec_.dtype == DType::bf16 ? 1e-2 : 2e-3;
-    // States travel in the queries' dtype, and values are of size 1.
+    const DType dtype = spec_.out_dtype();
+    const double rounding = rounding_of(dtype);
+    const OutputRange range = output_range(dtype);
+    // Exchanged states travel in the queries' dtype, and values are of size 1.
     constexpr double kLargestValue = 5;
-    const double of_states = case_.exchange && half ? kLargestValue * rounding_of(spec_.dtype) : 0;
-    const double absolute = of_weights + of_states + (half ? 4e-4 : 5e-5) * case_.attention.magnitude + rounding();
+    const double of_exchange = case_.exchange && half ? kLargestValue * rounding_of(spec_.dtype) : 0;
+    const double of_states = of_weights + of_exchange + (on_gpu && half ? 4e-4 : 5e-5) * case_.attention.magnitude;
+    const double absolute = of_states + (is_float8(dtype) ? 0 : rounding);
+    const Tensor out_scale = outputs.scale.view();
     if (!outputs.out.buffer().guards_intact()) return "out: guard words overwritten";
     for (int64_t t = 0; t < data_.num_tokens + case_.attention.extra_rows; ++t) {
       for (int64_t h = 0; h < num_heads_; ++h) {
         for (int64_t d = 0; d < spec_.v_head_dim; ++d) {
-          const double got = load(outputs.out.view(), {t, h, d});
+          const double scale = scale_at(out_scale, t, h, d);
+          const double got = load(outputs.out.view(), {t, h, d}) * scale;
           if (t >= data_.num_tokens) {
             if (!std::isnan(got)) return fmt::format("out[{}]: a padding row was written", t);
             continue;
           }
-          const double want = expected.out[(t * spec_.num_heads + first_head_ + h) * spec_.v_head_dim + d];
-          if (!agree(got, want, absolute, 2 * rounding() + of_weights / 2)) {
+          const double* row = &expected.out[(t * spec_.num_heads + first_head_ + h) * spec_.v_head_dim];
+          if (out_scale.rank == 3 && d % kScaleGroup == 0) {
+            const int64_t end = std::min<int64_t>(d + kScaleGroup, spec_.v_head_dim);
+            const std::string wrong = wrong_scale(scale, dtype, row, d, end, of_states, of_weights / 2 + 1e-5);
+            if (!wrong.empty()) return fmt::format("out[{}, {}]: {}", t, h, wrong);
+          }
+          const double limit = range.largest * scale;
+          const double want = std::isnan(row[d]) ? row[d] : std::clamp(row[d], -limit, limit);
+          if (!agree(got, want, absolute + range.half_smallest * scale, 2 * rounding + of_weights / 2)) {
             return fmt::format("out[{}, {}, {}]: got {}, expected {}", t, h, d, got, want);
           }
         }
@@ -225,7 +265,8 @@ class MlaRun {
   std::string compare_lse(const Outputs& outputs, const reference::Result& expected) const {
     if (!outputs.lse.buffer().guards_intact()) return "lse: guard words overwritten";
     const double absolute =
-        (device_.kind == DeviceKind::cuda || spec_.dtype != DType::f32 ? 2e-3 : 1e-4) * case_.attention.magnitude;
+        (device_.kind == DeviceKind::cuda || (case_.exchange && spec_.dtype != DType::f32) ? 2e-3 : 1e-4) *
+        case_.attention.magnitude;
     for (int64_t h = 0; h < num_heads_; ++h) {
       for (int64_t t = 0; t < data_.num_tokens; ++t) {
         const double got = load(outputs.lse.view(), {h, t});
@@ -295,7 +336,7 @@ class MlaRun {
   const std::shared_ptr<Collectives> ranks_;
   const Shard shard_;
   CaseData data_;
-  OwnedTensor matrix_, latents_, new_latents_, pages_;
+  OwnedTensor matrix_, latents_, new_latents_, latent_scale_, pages_;
   std::vector<int32_t> table_;
   int64_t table_width_ = 1;
   // Whoever runs the case, and the heads that it has of all.

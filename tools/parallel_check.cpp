@@ -148,20 +148,22 @@ class RankRun {
     const Placed query(query_, device_), key(key_, device_), value(value_, device_);
     const Placed keys(cache_.key, device_), values(cache_.value, device_);
     const Placed key_scale(cache_.key_scale, device_), value_scale(cache_.value_scale, device_);
-    const Placed out_scale(data_.out_scale, device_);
+    OwnedTensor scale = data_.output_scale(num_rows(), own_case_.layer.num_q_heads);
+    const Placed placed_scale(scale, device_);
     const Placed placed_out(out, device_), placed_lse(lse, device_), placed_workspace(workspace, device_);
     const KvCache cache{keys.view(), values.view(), key_scale.view(), value_scale.view()};
     attention_.forward(query.view(), key.view(), value.view(), cache, plan, placed_workspace.view(), placed_out.view(),
-                       placed_lse.view(), {}, out_scale.view());
+                       placed_lse.view(), {}, placed_scale.view());
     attention_.update_cache(key.view(), value.view(), cache, plan);
     placed_out.fetch();
     placed_lse.fetch();
+    placed_scale.fetch();
     placed_workspace.fetch();
     keys.fetch();
     values.fetch();
     if (!out.buffer().guards_intact() || !lse.buffer().guards_intact()) return "guard words of out or lse overwritten";
     if (!workspace.buffer().guards_intact()) return "guard words of the workspace overwritten";
-    return compare(out, lse);
+    return compare(out, lse, scale);
   }
 
  private:
@@ -202,16 +204,15 @@ class RankRun {
     return batch;
   }
 
-  std::string compare(const OwnedTensor& out, const OwnedTensor& lse) {
+  std::string compare(const OwnedTensor& out, const OwnedTensor& lse, const OwnedTensor& scale) {
     const LayerSpec& layer = case_.attention.layer;
     const reference::Result expected = heads_of(expected_of(case_.attention, data_), layer.num_q_heads, first_head_,
                                                 first_head_ + own_case_.layer.num_q_heads);
-    const double out_scale = data_.out_scale.view().is_given() ? load(data_.out_scale.view(), {0}) : 1.0F;
     // Outputs travel in the query's dtype, and values are of size 1.
     constexpr double kLargestValue = 5;
     const double rounding = layer.query_dtype == DType::f32 ? 0 : rounding_of(layer.query_dtype);
     std::string wrong =
-        difference(own_case_, device_, out.view(), lse.view(), expected, out_scale, kLargestValue * rounding);
+        difference(own_case_, device_, out.view(), lse.view(), expected, scale.view(), kLargestValue * rounding);
     if (!wrong.empty()) return wrong;
     return new_tokens_in_cache();
   }

@@ -63,7 +63,9 @@ class QKV_EXPORT Attention {
   // query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
   // lse f32 [num_q_heads, >= num_tokens] if wanted: natural log of the sum of exp of the scores, sink included.
   // Rows without a visible key: out = 0, lse = -inf (the sink, if there is one). Rows past num_tokens: untouched.
-  // out_scale f32 [1], for outputs of 8-bit floats and no others: out = round(result / out_scale), saturating.
+  // out_scale, for outputs of 8-bit floats and no others: out = round(result / out_scale), saturating. f32 [1], read;
+  // or, with OutputScales::per_token_group, f32 [>= num_tokens, num_q_heads, groups] of any strides, written like out:
+  // the scale that puts the group's largest finite magnitude at the format's largest number (1 for a group of zeros).
   // query_scale f32 [1], [num_kv_heads] or [num_requests, num_kv_heads], any strides, for queries of 8-bit floats and
   // no others: what their elements are multiplied by. Scales are read when the work runs.
   void forward(const Tensor& query, const KvCache& cache, const Plan& plan, const Tensor& out, const Tensor& lse = {},

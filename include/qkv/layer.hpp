@@ -34,6 +34,15 @@ enum class CacheScales : uint8_t {
 
 QKV_EXPORT std::string_view to_string(CacheScales scales);
 
+// What has a scale of its own in an output of 8-bit floats, which is the result / scale. The scales are forward's
+// out_scale, of the shapes below.
+enum class OutputScales : uint8_t {
+  per_tensor,       // [1], given
+  per_token_group,  // [>= num_tokens, num_q_heads, ceil(head_dim_v / 128)], chosen and written: 128 columns of a head
+};
+
+QKV_EXPORT std::string_view to_string(OutputScales scales);
+
 // A paged cache. Where a page, token and head lie is said by the strides of the tensors in KvCache, so one layer
 // serves every layout.
 struct CacheSpec {
@@ -51,6 +60,7 @@ struct LayerSpec {
   DType kv_dtype = DType::f32;     // of the cache, or of dense keys and values
   std::optional<DType> output_dtype =
       {};  // not given: query_dtype, or bf16 if that is 8-bit. 8-bit floats: forward takes an out_scale
+  OutputScales output_scales = OutputScales::per_tensor;  // of outputs of 8-bit floats
 
   AttentionType type = AttentionType::decoder;
   std::optional<CacheSpec> cache = {};  // not given: keys and values are dense tensors

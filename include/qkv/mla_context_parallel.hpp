@@ -52,11 +52,13 @@ class QKV_EXPORT MlaContextParallel {
 
   // Collective, but for batches without context, which exchange nothing.
   //   query [>= num_tokens, num_heads(), head_dim], out likewise with v_head_dim, lse f32 [num_heads(), >= num_tokens]
-  //   new_latents, latent_cache, workspace, gather_stream as in MlaPrefill::forward
+  //   new_latents, latent_cache, workspace, gather_stream, latent_scale as in MlaPrefill::forward; out_scale likewise,
+  //   of the rank's heads
   //   projection: to the keys and values of all ranks' heads
   void forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache, const MlaPlan& plan,
                const Projection& projection, const Tensor& workspace, const Tensor& out, const Tensor& lse = {},
-               Stream stream = {}, std::optional<Stream> gather_stream = {}) const;
+               Stream stream = {}, std::optional<Stream> gather_stream = {}, const Tensor& out_scale = {},
+               const Tensor& latent_scale = {}) const;
 
  private:
   struct Impl;

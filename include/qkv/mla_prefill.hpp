@@ -29,8 +29,12 @@ struct MlaSpec {
   int32_t v_head_dim = 0;
   int32_t kv_lora_rank = 0;  // columns of a latent; its row in the cache ends with the rotary part of the key
 
-  DType dtype = DType::bf16;  // of queries, keys, values and the cache
+  DType dtype = DType::bf16;  // of queries, keys, values and new latents
+  // Not given: dtype. 8-bit floats: forward takes an out_scale.
   std::optional<DType> output_dtype = {};
+  OutputScales output_scales = OutputScales::per_tensor;
+  // Not given: dtype. 8-bit floats, with cache.scales per_tensor: forward takes a latent_scale.
+  std::optional<DType> cache_dtype = {};
   CacheSpec cache = {};
 
   std::optional<float> scale = {};  // not given: 1 / sqrt(head_dim())
@@ -41,12 +45,14 @@ struct MlaSpec {
   int32_t head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   int32_t latent_dim() const { return kv_lora_rank + qk_rope_head_dim; }
   DType out_dtype() const { return output_dtype.value_or(dtype); }
+  DType latent_dtype() const { return cache_dtype.value_or(dtype); }
 };
 
 // Why the layer cannot run, one sentence a reason; empty = MlaPrefill(spec, device) succeeds.
 QKV_EXPORT std::vector<std::string> explain(const MlaSpec& spec, Device device = {});
 
-// The layers that MlaPrefill(spec) consists of, of new tokens and of context, for warmup() and kernel_choices().
+// The layers that MlaPrefill(spec) consists of, for warmup() and kernel_choices(): of new tokens, of context, and where
+// the output is of 8 bits, of new tokens whose state is joined.
 QKV_EXPORT std::vector<LayerSpec> layers_of(const MlaSpec& spec);
 
 // Fills keys and values of `latents`' tokens. Views may be strided; all have the spec's dtype.
@@ -65,7 +71,9 @@ QKV_EXPORT Projection matrix_projection(const MlaSpec& spec, const Tensor& kv_b_
 
 namespace mla {
 struct PlanData;
-}
+struct Call;
+struct Result;
+}  // namespace mla
 
 // A step's chunks and the plans of their attention. Cheap to copy, read-only, shared by all layers of the same kind.
 class QKV_EXPORT MlaPlan {
@@ -110,8 +118,11 @@ class QKV_EXPORT MlaPrefill {
   // Attention of the new tokens to each other: the state over these keys, sinks included.
   //   query, key [>= num_tokens, num_heads, head_dim], value likewise with v_head_dim, of any token and head strides
   //   out [>= num_tokens, num_heads, v_head_dim], lse f32 [num_heads, >= num_tokens] if wanted
+  // Outputs of 8-bit floats: where the plan has chunks, this is a state that is joined first, and `out` is f32; else it
+  // is the result, with its out_scale.
   void run_new_tokens(const Tensor& query, const Tensor& key, const Tensor& value, const MlaPlan& plan,
-                      const Tensor& out, const Tensor& lse = {}, Stream stream = {}) const;
+                      const Tensor& out, const Tensor& lse = {}, Stream stream = {},
+                      const Tensor& out_scale = {}) const;
 
   // Attention of a chunk's queries to its context: a state in f32, of rows chunk.tokens. Not causal, but for the mask.
   //   query, out, lse: rows of chunk.tokens; out f32; key, value: [>= num_context_tokens, …], rows as gathered
@@ -120,30 +131,34 @@ class QKV_EXPORT MlaPrefill {
 
   // Joins the state over all context with that of the new tokens, which becomes the result in place. Rows without
   // context are not touched. context.out f32 [>= num_tokens, …]; new_tokens.lse is read, and written as well.
-  void merge_context(const State& context, const State& new_tokens, const MlaPlan& plan, Stream stream = {}) const;
+  // Outputs of 8-bit floats, and no others: new_tokens.out is f32 and stays, the result of all rows goes to `out`.
+  void merge_context(const State& context, const State& new_tokens, const MlaPlan& plan, Stream stream = {},
+                     const Tensor& out = {}, const Tensor& out_scale = {}) const;
 
   // The whole of it: gathers, projects and attends to each chunk, then to the new tokens, and joins the states.
   //   query [>= num_tokens, num_heads, head_dim]
   //   new_latents [>= num_tokens, latent_dim]: rows as in the cache, which need not hold them
   //   latent_cache [num_pages, page_size, latent_dim]
   //   workspace: contiguous memory of any dtype, at least plan.workspace_bytes()
-  //   out, lse as in run_new_tokens
+  //   out [>= num_tokens, num_heads, v_head_dim], lse f32 [num_heads, >= num_tokens] if wanted
   //   gather_stream: where chunks are gathered, each while the one before it computes; not given: on `stream`
+  //   out_scale: as in Attention::forward, for outputs of 8-bit floats and no others
+  //   latent_scale: f32 [1], what the elements of an 8-bit latent_cache are multiplied by, and of no other
   void forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache, const MlaPlan& plan,
                const Projection& projection, const Tensor& workspace, const Tensor& out, const Tensor& lse = {},
-               Stream stream = {}, std::optional<Stream> gather_stream = {}) const;
+               Stream stream = {}, std::optional<Stream> gather_stream = {}, const Tensor& out_scale = {},
+               const Tensor& latent_scale = {}) const;
 
   // The same over ranks that share the latent cache (the plan's num_ranks): each gathers the latents that it keeps, and
   // all get all, chunk by chunk. Collective.
   void forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache, const MlaPlan& plan,
                const Projection& projection, const Tensor& workspace, Collectives& collectives, const Tensor& out,
-               const Tensor& lse = {}, Stream stream = {}, std::optional<Stream> gather_stream = {}) const;
+               const Tensor& lse = {}, Stream stream = {}, std::optional<Stream> gather_stream = {},
+               const Tensor& out_scale = {}, const Tensor& latent_scale = {}) const;
 
  private:
-  void forward_over(Collectives* collectives, const Tensor& query, const Tensor& new_latents,
-                    const Tensor& latent_cache, const MlaPlan& plan, const Projection& projection,
-                    const Tensor& workspace, const Tensor& out, const Tensor& lse, Stream stream,
-                    Stream gather_stream) const;
+  void forward_over(const mla::Call& call, const MlaPlan& plan, const Tensor& workspace,
+                    const mla::Result& result) const;
 
   struct Impl;
   std::shared_ptr<const Impl> impl_;

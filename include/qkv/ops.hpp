@@ -27,7 +27,7 @@ struct VarlenArguments {
   Tensor lse = {};           // f32 [num_q_heads, >= num_tokens], if wanted
   Tensor key_scale = {};     // of pages of 8-bit floats: f32, its shape as in CacheScales
   Tensor value_scale = {};   // likewise
-  Tensor out_scale = {};     // f32 [1], with an out of 8-bit floats
+  Tensor out_scale = {};     // f32, with an out of 8-bit floats: its shape as in OutputScales
   Tensor query_scale = {};   // f32, with a query of 8-bit floats: its shape as in Attention::forward
   Stream stream = {};
 };
@@ -42,7 +42,8 @@ struct State {
 
 // Joins states over disjoint keys, in the order given. A state with lse = -inf is empty: its out is not read, so NaN
 // there cannot spread, and joining it to another leaves that one's bits alone. lse = +inf or NaN in a state gives NaN.
-// `out` and `lse` may be those of a state. lse may be omitted. out_scale f32 [1], with an `out` of 8-bit floats.
+// `out` and `lse` may be those of a state. lse may be omitted. out_scale, with an `out` of 8-bit floats: f32
+// of a shape as in OutputScales.
 QKV_EXPORT void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse = {},
                              Stream stream = {}, const Tensor& out_scale = {});
 
@@ -54,12 +55,15 @@ QKV_EXPORT void lse_from_lse2(const Tensor& lse);
 QKV_EXPORT void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping,
                             Stream stream = {});
 
-// Copies cached tokens to dense rows, bits kept: row cu_seq_lens[i] + t is token starts[i] + t of request i. Starts
+// Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i. Starts
 // need not be aligned to pages. Only the block table's entries for these tokens are read.
 //   pages [num_pages, page_size, num_heads, head_dim] or, of latents, [num_pages, page_size, head_dim]
 //   block_table i32 [num_requests, max_pages], starts i32 [num_requests], cu_seq_lens i32 [num_requests + 1]
-//   rows [>= cu_seq_lens[num_requests], num_heads, head_dim] or [>= …, head_dim], of the pages' dtype
+//   rows [>= cu_seq_lens[num_requests], num_heads, head_dim] or [>= …, head_dim], of the pages' dtype: bits are kept;
+//     or of f32, f16 or bf16 where pages are of 8-bit floats
+//   scale f32 [1], where 8-bit pages are widened, and nowhere else: rows are round(element · scale)
 QKV_EXPORT void gather_cache(const Tensor& pages, const Tensor& block_table, const Tensor& starts,
-                             const Tensor& cu_seq_lens, const Tensor& rows, Stream stream = {});
+                             const Tensor& cu_seq_lens, const Tensor& rows, Stream stream = {},
+                             const Tensor& scale = {});
 
 }  // namespace qkv

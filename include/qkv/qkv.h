@@ -94,6 +94,13 @@ enum {
   QKV_SCALES_PER_TOKEN_HEAD = 4     // [num_pages, page_size, num_kv_heads]
 };
 
+// What has a scale of its own in an output of 8-bit floats.
+typedef int32_t qkv_output_scales;
+enum {
+  QKV_OUTPUT_SCALES_PER_TENSOR = 0,      // [1], given
+  QKV_OUTPUT_SCALES_PER_TOKEN_GROUP = 1  // [>= num_tokens, num_q_heads, ceil(head_dim_v / 128)], chosen and written
+};
+
 // Which of a request's keys a layer is shown.
 typedef int32_t qkv_key_run;
 enum { QKV_KEYS_ALL = 0, QKV_KEYS_CONTEXT = 1, QKV_KEYS_NEW_TOKENS = 2 };
@@ -131,6 +138,8 @@ typedef struct qkv_layer_spec {
   int64_t num_sinks;          // num_q_heads; 0 = none
   qkv_key_run key_run;
   qkv_shard shard;
+  qkv_output_scales output_scales;
+  int32_t reserved;  // 0
 } qkv_layer_spec;
 
 // All 0, struct_size as given, which must be the caller's sizeof(qkv_layer_spec). Nothing happens to NULL.
@@ -275,8 +284,9 @@ QKV_EXPORT qkv_status qkv_attention_update_cache(const qkv_attention* attention,
                                                  const qkv_tensor* value, const qkv_kv_cache* cache,
                                                  const qkv_plan* plan, qkv_stream stream);
 // Layers with a cache. query [>= num_tokens, num_q_heads, head_dim], out [>= num_tokens, num_q_heads, head_dim_v],
-// lse f32 [num_q_heads, >= num_tokens] or NULL, out_scale f32 [1] for an out of 8-bit floats, else NULL, query_scale
-// f32 [1], [num_kv_heads] or [num_requests, num_kv_heads] for a query of 8-bit floats, else NULL.
+// lse f32 [num_q_heads, >= num_tokens] or NULL, out_scale f32 of the shape of the layer's output_scales for an out of
+// 8-bit floats, else NULL, query_scale f32 [1], [num_kv_heads] or [num_requests, num_kv_heads] for a query of 8-bit
+// floats, else NULL.
 QKV_EXPORT qkv_status qkv_attention_forward(const qkv_attention* attention, const qkv_tensor* query,
                                             const qkv_kv_cache* cache, const qkv_plan* plan, const qkv_tensor* out,
                                             const qkv_tensor* lse, const qkv_tensor* out_scale,
@@ -312,7 +322,7 @@ typedef struct qkv_varlen_arguments {
   qkv_stream stream;
   qkv_tensor key_scale;  // of pages of 8-bit floats: f32, its shape says what has a scale of its own
   qkv_tensor value_scale;
-  qkv_tensor out_scale;    // f32 [1], with an out of 8-bit floats
+  qkv_tensor out_scale;    // f32, with an out of 8-bit floats: its shape as in qkv_output_scales
   qkv_tensor query_scale;  // f32, with a query of 8-bit floats: its shape as in qkv_attention_forward
 } qkv_varlen_arguments;
 
@@ -325,7 +335,8 @@ typedef struct qkv_state {
   qkv_tensor lse;  // f32 [num_heads, num_tokens]
 } qkv_state;
 
-// Joins states over disjoint keys in the order given. lse may be NULL; out_scale as in qkv_attention_forward.
+// Joins states over disjoint keys in the order given. lse may be NULL; out_scale, with an out of 8-bit floats,
+// f32 of a shape as in qkv_output_scales.
 QKV_EXPORT qkv_status qkv_merge_states(const qkv_state* states, int64_t num_states, const qkv_tensor* out,
                                        const qkv_tensor* lse, const qkv_tensor* out_scale, qkv_stream stream);
 // From an LSE in base 2 to the natural one, in place.
@@ -338,9 +349,11 @@ QKV_EXPORT qkv_status qkv_shard_slots(const qkv_batch* batch, int32_t page_size,
 QKV_EXPORT qkv_status qkv_cache_write(const qkv_tensor* key, const qkv_tensor* value, const qkv_kv_cache* cache,
                                       const qkv_tensor* slot_mapping, qkv_stream stream);
 
-// Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i. As in ops.hpp.
+// Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i. As in ops.hpp; scale
+// f32 [1] where pages of 8-bit floats become rows of others, else NULL.
 QKV_EXPORT qkv_status qkv_gather_cache(const qkv_tensor* pages, const qkv_tensor* block_table, const qkv_tensor* starts,
-                                       const qkv_tensor* cu_seq_lens, const qkv_tensor* rows, qkv_stream stream);
+                                       const qkv_tensor* cu_seq_lens, const qkv_tensor* rows, const qkv_tensor* scale,
+                                       qkv_stream stream);
 
 // --- prefill of multi-head latent attention: as in mla_prefill.hpp and context_chunks.hpp ---------------------------
 
@@ -361,6 +374,10 @@ typedef struct qkv_mla_spec {
   float softcap;       // 0 = off
   const float* sinks;  // [num_sinks]
   int64_t num_sinks;   // num_heads; 0 = none
+  qkv_output_scales output_scales;
+  int32_t has_cache_dtype;  // 0: dtype
+  qkv_dtype cache_dtype;
+  qkv_cache_scales cache_scales;
 } qkv_mla_spec;
 
 QKV_EXPORT void qkv_mla_spec_init(qkv_mla_spec* spec, size_t struct_size);
@@ -434,22 +451,27 @@ QKV_EXPORT qkv_status qkv_mla_plan_num_chunks(const qkv_mla_plan* plan, int32_t*
 QKV_EXPORT qkv_status qkv_mla_plan_chunk(const qkv_mla_plan* plan, int32_t index, qkv_context_chunk* chunk);
 QKV_EXPORT qkv_status qkv_mla_plan_workspace_bytes(const qkv_mla_plan* plan, int64_t* bytes);
 
+// out_scale, and `out` of qkv_mla_merge_context, for outputs of 8-bit floats; latent_scale for such a cache; else NULL.
 QKV_EXPORT qkv_status qkv_mla_run_new_tokens(const qkv_mla_prefill* prefill, const qkv_tensor* query,
                                              const qkv_tensor* key, const qkv_tensor* value, const qkv_mla_plan* plan,
-                                             const qkv_tensor* out, const qkv_tensor* lse, qkv_stream stream);
+                                             const qkv_tensor* out, const qkv_tensor* lse, const qkv_tensor* out_scale,
+                                             qkv_stream stream);
 QKV_EXPORT qkv_status qkv_mla_run_context_chunk(const qkv_mla_prefill* prefill, int32_t chunk, const qkv_tensor* query,
                                                 const qkv_tensor* key, const qkv_tensor* value,
                                                 const qkv_mla_plan* plan, const qkv_tensor* out, const qkv_tensor* lse,
                                                 qkv_stream stream);
 QKV_EXPORT qkv_status qkv_mla_merge_context(const qkv_mla_prefill* prefill, const qkv_state* context,
-                                            const qkv_state* new_tokens, const qkv_mla_plan* plan, qkv_stream stream);
+                                            const qkv_state* new_tokens, const qkv_mla_plan* plan,
+                                            const qkv_tensor* out, const qkv_tensor* out_scale, qkv_stream stream);
 // gather_stream: the address of the stream on which chunks are gathered, each while the one before it computes; NULL:
 // on `stream`. ranks: with a plan for several ranks, which share the cache; NULL with one.
 QKV_EXPORT qkv_status qkv_mla_forward(const qkv_mla_prefill* prefill, const qkv_tensor* query,
                                       const qkv_tensor* new_latents, const qkv_tensor* latent_cache,
                                       const qkv_mla_plan* plan, const qkv_projection* projection,
                                       const qkv_tensor* workspace, qkv_collectives* ranks, const qkv_tensor* out,
-                                      const qkv_tensor* lse, const qkv_stream* gather_stream, qkv_stream stream);
+                                      const qkv_tensor* lse, const qkv_tensor* out_scale,
+                                      const qkv_tensor* latent_scale, const qkv_stream* gather_stream,
+                                      qkv_stream stream);
 
 // --- kernels compiled at run time: as in warmup.hpp, compile.hpp and kernel_cache.hpp -------------------------------
 
@@ -496,7 +518,8 @@ QKV_EXPORT void qkv_warmup_result_destroy(qkv_warmup_result* result);  // NULL i
 QKV_EXPORT qkv_status qkv_warmup_result_num_kernels(const qkv_warmup_result* result, int64_t* num_kernels);
 QKV_EXPORT qkv_status qkv_warmup_result_kernel(const qkv_warmup_result* result, int64_t index,
                                                qkv_warmed_kernel* kernel);
-// Layers that cannot run there: which, and the first reason. mla_layers are two each, behind the others.
+// Layers that cannot run there: which, and the first reason. mla_layers are two each (three with
+// outputs of 8 bits), behind the others.
 QKV_EXPORT qkv_status qkv_warmup_result_num_skipped(const qkv_warmup_result* result, int64_t* num_skipped);
 QKV_EXPORT qkv_status qkv_warmup_result_skipped(const qkv_warmup_result* result, int64_t index, const char** text);
 QKV_EXPORT qkv_status qkv_warmup_result_seconds(const qkv_warmup_result* result, double* seconds);

@@ -28,7 +28,7 @@ struct Attention::Impl {
     api::check_query(spec, device, call.query, call.plan.rows_of_tokens());
     api::check_query_scale(spec, device, call.query_scale, call.plan.rows_of_requests());
     api::check_out(spec, device, call.out, call.lse, call.plan.rows_of_tokens());
-    api::check_out_scale(call.out, call.out_scale);
+    api::check_out_scale(spec.output_scales, call.out, call.out_scale, call.plan.rows_of_tokens());
     engine->forward(call);
   }
 };

@@ -155,11 +155,12 @@ qkv_status qkv_mla_plan_workspace_bytes(const qkv_mla_plan* plan, int64_t* bytes
 
 qkv_status qkv_mla_run_new_tokens(const qkv_mla_prefill* prefill, const qkv_tensor* query, const qkv_tensor* key,
                                   const qkv_tensor* value, const qkv_mla_plan* plan, const qkv_tensor* out,
-                                  const qkv_tensor* lse, qkv_stream stream) {
+                                  const qkv_tensor* lse, const qkv_tensor* out_scale, qkv_stream stream) {
   return guarded([&] {
     required(prefill, "prefill")
         .prefill.run_new_tokens(from_c(query, "query"), from_c(key, "key"), from_c(value, "value"),
-                                required(plan, "plan").plan, from_c(out, "out"), from_c(lse, "lse"), {stream});
+                                required(plan, "plan").plan, from_c(out, "out"), from_c(lse, "lse"), {stream},
+                                from_c(out_scale, "out_scale"));
   });
 }
 
@@ -174,18 +175,21 @@ qkv_status qkv_mla_run_context_chunk(const qkv_mla_prefill* prefill, int32_t chu
 }
 
 qkv_status qkv_mla_merge_context(const qkv_mla_prefill* prefill, const qkv_state* context, const qkv_state* new_tokens,
-                                 const qkv_mla_plan* plan, qkv_stream stream) {
+                                 const qkv_mla_plan* plan, const qkv_tensor* out, const qkv_tensor* out_scale,
+                                 qkv_stream stream) {
   return guarded([&] {
     required(prefill, "prefill")
         .prefill.merge_context(state_from_c(context, "context"), state_from_c(new_tokens, "new_tokens"),
-                               required(plan, "plan").plan, {stream});
+                               required(plan, "plan").plan, {stream}, from_c(out, "out"),
+                               from_c(out_scale, "out_scale"));
   });
 }
 
 qkv_status qkv_mla_forward(const qkv_mla_prefill* prefill, const qkv_tensor* query, const qkv_tensor* new_latents,
                            const qkv_tensor* latent_cache, const qkv_mla_plan* plan, const qkv_projection* projection,
                            const qkv_tensor* workspace, qkv_collectives* ranks, const qkv_tensor* out,
-                           const qkv_tensor* lse, const qkv_stream* gather_stream, qkv_stream stream) {
+                           const qkv_tensor* lse, const qkv_tensor* out_scale, const qkv_tensor* latent_scale,
+                           const qkv_stream* gather_stream, qkv_stream stream) {
   return guarded([&] {
     const MlaPrefill& layer = required(prefill, "prefill").prefill;
     const MlaPlan& step = required(plan, "plan").plan;
@@ -196,21 +200,25 @@ qkv_status qkv_mla_forward(const qkv_mla_prefill* prefill, const qkv_tensor* que
     const Tensor memory = from_c(workspace, "workspace");
     const Tensor result = from_c(out, "out");
     const Tensor result_lse = from_c(lse, "lse");
+    const Tensor result_scale = from_c(out_scale, "out_scale");
+    const Tensor cache_scale = from_c(latent_scale, "latent_scale");
     std::optional<Stream> gathers;
     if (gather_stream != nullptr) gathers = Stream{*gather_stream};
     if (ranks == nullptr) {
-      layer.forward(query_view, latents, cache, step, project, memory, result, result_lse, {stream}, gathers);
+      layer.forward(query_view, latents, cache, step, project, memory, result, result_lse, {stream}, gathers,
+                    result_scale, cache_scale);
     } else {
       layer.forward(query_view, latents, cache, step, project, memory, *ranks->ranks, result, result_lse, {stream},
-                    gathers);
+                    gathers, result_scale, cache_scale);
     }
   });
 }
 
 qkv_status qkv_gather_cache(const qkv_tensor* pages, const qkv_tensor* block_table, const qkv_tensor* starts,
-                            const qkv_tensor* cu_seq_lens, const qkv_tensor* rows, qkv_stream stream) {
+                            const qkv_tensor* cu_seq_lens, const qkv_tensor* rows, const qkv_tensor* scale,
+                            qkv_stream stream) {
   return guarded([&] {
     gather_cache(from_c(pages, "pages"), from_c(block_table, "block_table"), from_c(starts, "starts"),
-                 from_c(cu_seq_lens, "cu_seq_lens"), from_c(rows, "rows"), {stream});
+                 from_c(cu_seq_lens, "cu_seq_lens"), from_c(rows, "rows"), {stream}, from_c(scale, "scale"));
   });
 }

@@ -21,6 +21,8 @@ static_assert(same(QKV_SCALES_NONE, CacheScales::none) && same(QKV_SCALES_PER_TE
 static_assert(same(QKV_SCALES_PER_HEAD, CacheScales::per_head));
 static_assert(same(QKV_SCALES_PER_REQUEST_HEAD, CacheScales::per_request_head));
 static_assert(same(QKV_SCALES_PER_TOKEN_HEAD, CacheScales::per_token_head));
+static_assert(same(QKV_OUTPUT_SCALES_PER_TENSOR, OutputScales::per_tensor));
+static_assert(same(QKV_OUTPUT_SCALES_PER_TOKEN_GROUP, OutputScales::per_token_group));
 static_assert(same(QKV_CPU, DeviceKind::cpu) && same(QKV_CUDA, DeviceKind::cuda));
 static_assert(same(QKV_DECODER, AttentionType::decoder) && same(QKV_ENCODER_ONLY, AttentionType::encoder_only));
 static_assert(same(QKV_ENCODER, AttentionType::encoder) && same(QKV_ENCODER_DECODER, AttentionType::encoder_decoder));
@@ -142,6 +144,8 @@ LayerSpec from_c(const qkv_layer_spec* spec) {
   layer.sinks = copy_array(given.sinks, given.num_sinks, "sinks");
   layer.key_run = enum_from_c(given.key_run, KeyRun::new_tokens, "key_run");
   layer.shard = from_c(given.shard);
+  layer.output_scales = enum_from_c(given.output_scales, OutputScales::per_token_group, "output_scales");
+  if (given.reserved != 0) refuse("reserved", given.reserved, "0");
   return layer;
 }
 
@@ -154,7 +158,9 @@ MlaSpec from_c(const qkv_mla_spec* spec) {
   layer.v_head_dim = given.v_head_dim;
   layer.kv_lora_rank = given.kv_lora_rank;
   layer.dtype = dtype_from_c(given.dtype, "dtype");
-  layer.cache = CacheSpec{given.page_size};
+  layer.cache = {given.page_size, enum_from_c(given.cache_scales, CacheScales::per_token_head, "cache_scales")};
+  if (is_set(given.has_cache_dtype)) layer.cache_dtype = dtype_from_c(given.cache_dtype, "cache_dtype");
+  layer.output_scales = enum_from_c(given.output_scales, OutputScales::per_token_group, "output_scales");
   if (is_set(given.has_output_dtype)) layer.output_dtype = dtype_from_c(given.output_dtype, "output_dtype");
   if (given.mask != nullptr) layer.mask = mask_from_c(given.mask);
   if (is_set(given.has_scale)) layer.scale = given.scale;

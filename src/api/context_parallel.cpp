@@ -75,13 +75,18 @@ struct Heads : api::RankHeads {
   }
 };
 
+LayerSpec with_output(LayerSpec layer, DType dtype) {
+  layer.output_dtype = dtype;
+  layer.output_scales = OutputScales::per_tensor;
+  return layer;
+}
+
 // Without the sinks, which join once: with the new tokens.
 LayerSpec context_layer(LayerSpec layer, const Shard& shard, DType state_dtype) {
   layer.key_run = KeyRun::context;
   layer.shard = shard;
-  layer.output_dtype = state_dtype;
   layer.sinks.clear();
-  return layer;
+  return with_output(std::move(layer), state_dtype);
 }
 
 LayerSpec new_tokens_layer(LayerSpec layer, const Heads& heads) {
@@ -109,9 +114,7 @@ struct RankLayers {
   RankLayers(const ContextParallelSpec& spec, const Shard& shard)
       : context(context_layer(spec.layer, shard, exchange_shape(spec, shard).state_dtype())),
         new_tokens(new_tokens_layer(spec.layer, Heads(spec, shard))),
-        new_tokens_state(new_tokens) {
-    new_tokens_state.output_dtype = DType::f32;
-  }
+        new_tokens_state(with_output(new_tokens, DType::f32)) {}
 };
 
 Batch new_tokens_batch(const Batch& batch, const Heads& heads) {
@@ -213,7 +216,7 @@ void ContextParallel::Impl::check_forward(const Tensor& query, const Tensor& key
   all_heads.kv_dtype = spec.layer.query_dtype;
   api::check_dense_keys(all_heads, device, key, value, num_rows);
   api::check_out(new_tokens.spec(), device, out, lse, num_rows);
-  api::check_out_scale(out, out_scale);
+  api::check_out_scale(spec.layer.output_scales, out, out_scale, num_rows);
   api::check_cache(context.spec(), device, cache, plan.context.data().highest_page());
   api::check_cache_scales(context.spec(), device, cache, plan.context.data().rows_of_requests());
   api::check_workspace(workspace, device, plan.workspace_bytes);

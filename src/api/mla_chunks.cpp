@@ -4,6 +4,7 @@
 #include "api/tensor_checks.hpp"
 #include "api/warm_layers.hpp"
 #include "core/checks.hpp"
+#include "core/float8.hpp"
 #include "plan/builder.hpp"
 
 namespace qkv::mla {
@@ -52,6 +53,14 @@ void check_ranks(const PlanData& plan, const Collectives* collectives) {
          fmt::format("{}, the plan's options", say(plan.rank, plan.num_ranks)), ErrorCode::mismatch);
 }
 
+void check_latent_scale(const Tensor& scale, const MlaSpec& spec, Device device) {
+  if (is_float8(spec.latent_dtype())) return api::check_single_scale(scale, "latent_scale", device);
+  if (!scale.is_given()) return;
+  refuse("latent_scale", scale.describe(),
+         fmt::format("none with latents of {}: only 8-bit floats are scaled", to_string(spec.latent_dtype())),
+         ErrorCode::mismatch);
+}
+
 // Rows [num_rows, latent_dim] as [1, num_rows, 1, latent_dim]: one page.
 Tensor as_one_page(const Tensor& rows) {
   return Tensor::strided(rows.data, rows.dtype, {1, rows.shape[0], 1, rows.shape[1]},
@@ -74,23 +83,23 @@ State rows_of(const State& state, int32_t begin, int32_t end) {
   return {state.out.slice(0, begin, end), state.lse.slice(1, begin, end)};
 }
 
-// Both layers at once and before they are made, so that threads share the work: a layer by itself compiles its kernels
+// All layers at once and before they are made, so that threads share the work: a layer by itself compiles its kernels
 // one after another.
-Device warmed(Device device, const LayerSpec& new_tokens, const LayerSpec& context,
-              const std::optional<RequestBounds>& bounds) {
+Device warmed(Device device, const std::vector<LayerSpec>& layers, const std::optional<RequestBounds>& bounds) {
   WarmupOptions calls;
   calls.gather_cache = calls.merge_states = true;
-  if (bounds) api::warm_layers({new_tokens, context}, device, *bounds, calls);
+  if (bounds) api::warm_layers(layers, device, *bounds, calls);
   return device;
 }
 
 }  // namespace
 
-ChunkedLayer::ChunkedLayer(MlaSpec spec, Device device, const LayerSpec& new_tokens, const LayerSpec& context,
-                           const std::optional<RequestBounds>& warm_up)
+ChunkedLayer::ChunkedLayer(MlaSpec spec, Device device, const LayerSpec& new_tokens, const LayerSpec& new_tokens_state,
+                           const LayerSpec& context, const std::optional<RequestBounds>& warm_up)
     : spec_(std::move(spec)),
-      device_(warmed(device, new_tokens, context, warm_up)),
+      device_(warmed(device, {new_tokens, new_tokens_state, context}, warm_up)),
       new_tokens_(new_tokens, device),
+      new_tokens_state_(new_tokens_state, device),
       context_(context, device),
       new_tokens_mask_(new_tokens_.spec().effective_mask().hash()),
       context_mask_(context_.spec().effective_mask().hash()) {}
@@ -106,8 +115,8 @@ PlanData ChunkedLayer::plan(const Batch& batch, const ContextChunkOptions& optio
   ContextChunks context = plan_context_chunks(whole.query_start_loc, contexts, options);
 
   const RunBatch new_tokens(whole, new_tokens_.spec(), run_of_new_tokens(whole, contexts));
-  PlanData data{spec_, whole.num_tokens, std::move(context), new_tokens_.plan(new_tokens.batch(), stream), {}, {}, {},
-                {}};
+  Plan own = this->new_tokens(context).plan(new_tokens.batch(), stream);
+  PlanData data{spec_, whole.num_tokens, std::move(context), std::move(own), {}, {}, {}, {}};
   data.is_sharded = context_.spec().shard.num_ranks > 1;
   data.num_ranks = data.is_sharded ? 1 : options.num_ranks;
   data.rank = data.is_sharded ? 0 : options.rank;
@@ -135,7 +144,7 @@ PlanData ChunkedLayer::plan(const Batch& batch, const ContextChunkOptions& optio
 
 // The plan was made for a layer of this kind.
 void ChunkedLayer::check_plan(const PlanData& plan) const {
-  const auto check = [](const char* name, int32_t of_plan, int32_t of_layer) {
+  const auto check = [](const char* name, const auto& of_plan, const auto& of_layer) {
     if (of_plan == of_layer) return;
     refuse("plan", fmt::format("a plan made for {} = {}", name, of_plan),
            fmt::format("a plan of this layer: {} = {}", name, of_layer), ErrorCode::mismatch);
@@ -143,7 +152,10 @@ void ChunkedLayer::check_plan(const PlanData& plan) const {
   check("kv_lora_rank", plan.spec.kv_lora_rank, spec_.kv_lora_rank);
   check("qk_rope_head_dim", plan.spec.qk_rope_head_dim, spec_.qk_rope_head_dim);
   check("cache.page_size", plan.spec.cache.page_size, spec_.cache.page_size);
-  api::check_plan_fits(new_tokens_.spec(), new_tokens_mask_, plan.new_tokens.data());
+  // The layout of the workspace follows from these.
+  check("cache_dtype", to_string(plan.spec.latent_dtype()), to_string(spec_.latent_dtype()));
+  check("output_dtype", to_string(plan.spec.out_dtype()), to_string(spec_.out_dtype()));
+  api::check_plan_fits(new_tokens(plan).spec(), new_tokens_mask_, plan.new_tokens.data());
   for (const Plan& chunk : plan.chunk_plans) api::check_plan_fits(context_.spec(), context_mask_, chunk.data());
 }
 
@@ -151,7 +163,7 @@ void ChunkedLayer::check_cache(const Tensor& latent_cache, const PlanData& plan)
   if (plan.chunk_gathers.empty()) refuse("block_table", "nothing", "a Batch with block_table, for forward");
   check_rank(latent_cache, "latent_cache", 3, "[num_pages, page_size, latent_dim]");
   check_device(latent_cache, "latent_cache", device_);
-  check_dtype(latent_cache, "latent_cache", spec_.dtype);
+  check_dtype(latent_cache, "latent_cache", spec_.latent_dtype());
   check_last_axis_contiguous(latent_cache, "latent_cache");
   check_extent(latent_cache, "latent_cache", 1, spec_.cache.page_size, "page_size");
   check_extent(latent_cache, "latent_cache", 2, spec_.latent_dim(), "kv_lora_rank + qk_rope_head_dim");
@@ -162,15 +174,15 @@ void ChunkedLayer::check_cache(const Tensor& latent_cache, const PlanData& plan)
   }
 }
 
-void ChunkedLayer::check_forward(const Call& call, const Tensor& workspace, const Tensor& out,
-                                 const Tensor& lse) const {
+void ChunkedLayer::check_forward(const Call& call, const Tensor& workspace, const Result& result) const {
   const PlanData& plan = call.plan;
   check_plan(plan);
   check_ranks(plan, call.latent_ranks);
-  LayerSpec result = new_tokens_.spec();
-  result.output_dtype = spec_.out_dtype();
-  api::check_query(result, device_, call.query, plan.num_tokens);
-  api::check_out(result, device_, out, lse, plan.num_tokens);
+  LayerSpec layer = new_tokens_.spec();
+  layer.output_dtype = spec_.out_dtype();
+  api::check_query(layer, device_, call.query, plan.num_tokens);
+  api::check_out(layer, device_, result.out, result.lse, plan.num_tokens);
+  api::check_out_scale(spec_.output_scales, result.out, result.out_scale, plan.num_tokens);
   check_rank(call.new_latents, "new_latents", 2, "[num_tokens, latent_dim]");
   check_device(call.new_latents, "new_latents", device_);
   check_dtype(call.new_latents, "new_latents", spec_.dtype);
@@ -179,6 +191,7 @@ void ChunkedLayer::check_forward(const Call& call, const Tensor& workspace, cons
   check_extent(call.new_latents, "new_latents", 1, spec_.latent_dim(), "kv_lora_rank + qk_rope_head_dim");
   if (!call.projection) refuse("projection", "an empty function", "matrix_projection's, or the caller's own");
   api::check_workspace(workspace, device_, plan.workspace_bytes);
+  check_latent_scale(call.latent_scale, spec_, device_);
   if (!plan.context.chunks.empty()) check_cache(call.latent_cache, plan);
 }
 
@@ -197,23 +210,24 @@ Buffers ChunkedLayer::lay_out(const Tensor& workspace, const PlanData& plan) con
                   tensor(at.value, spec_.dtype, {at.rows, heads, spec_.v_head_dim}),
                   state(at.context_out, at.context_lse, at.context_rows),
                   state(at.saved_out, at.saved_lse, at.saved_rows),
-                  tensor(at.new_tokens_lse, DType::f32, {heads, at.context_rows})};
+                  state(at.new_tokens_out, at.new_tokens_lse, at.context_rows)};
   for (int32_t turn = 0; turn < kGatherTurns; ++turn) {
-    buffers.gathers[turn] = {tensor(at.latents[turn], spec_.dtype, {0}), tensor(at.own_latents[turn], spec_.dtype, {0}),
-                             tensor(at.all_latents[turn], spec_.dtype, {0})};
+    buffers.gathers[turn] = {tensor(at.latents[turn], spec_.dtype, {0}),
+                             tensor(at.own_latents[turn], spec_.latent_dtype(), {0}),
+                             tensor(at.all_latents[turn], spec_.latent_dtype(), {0})};
   }
   return buffers;
 }
 
-void ChunkedLayer::expand(const Tensor& latents, const Tensor& pages, const plan::GatherPlan& gather, const Call& call,
-                          const Buffers& buffers) const {
+void ChunkedLayer::expand(const Tensor& latents, const Tensor& pages, const plan::GatherPlan& gather,
+                          const Tensor& scale, const Call& call, const Buffers& buffers) const {
   const int64_t num_rows = gather.num_rows();
   if (num_rows == 0) return;
   const Tensor key = buffers.key.slice(0, 0, num_rows);
   if (spec_.qk_rope_head_dim > 0) {
     const Tensor rope = pages.slice(3, spec_.kv_lora_rank, spec_.latent_dim());
     api::engine_of(device_).gather(spread_over_heads(rope, spec_.num_heads), gather,
-                                   key.slice(2, spec_.qk_nope_head_dim, spec_.head_dim()), call.stream);
+                                   key.slice(2, spec_.qk_nope_head_dim, spec_.head_dim()), scale, call.stream);
   }
   call.projection({latents, key.slice(2, 0, spec_.qk_nope_head_dim), buffers.value.slice(0, 0, num_rows), call.stream});
 }
@@ -227,14 +241,14 @@ ChunkedLayer::GatheredChunk ChunkedLayer::gather_chunk(const ContextChunk& chunk
   if (plan.num_ranks > 1) {
     const int64_t num_rows = chunk.num_padded_local_rows();
     const int64_t dim = spec_.latent_dim();
-    engine.gather(pages, plan.own_gathers[chunk.index], rows_at(buffers.own_latents, {num_rows, 1, dim}), stream);
+    engine.gather(pages, plan.own_gathers[chunk.index], rows_at(buffers.own_latents, {num_rows, 1, dim}), {}, stream);
     call.latent_ranks->all_gather(rows_at(buffers.own_latents, {num_rows, dim}),
                                   rows_at(buffers.all_latents, {plan.num_ranks, num_rows, dim}), stream);
     pages = rows_at(buffers.all_latents, {plan.num_ranks * num_rows, 1, 1, dim});
   }
   const plan::GatherPlan& gather = plan.chunk_gathers[chunk.index];
   engine.gather(pages.slice(3, 0, spec_.kv_lora_rank), gather,
-                rows_at(buffers.latents, {gather.num_rows(), 1, spec_.kv_lora_rank}), stream);
+                rows_at(buffers.latents, {gather.num_rows(), 1, spec_.kv_lora_rank}), call.latent_scale, stream);
   return {rows_at(buffers.latents, {gather.num_rows(), spec_.kv_lora_rank}), pages};
 }
 
@@ -266,14 +280,14 @@ void ChunkedLayer::run_context(const Call& call, const Tensor& query, const Buff
     const GatheredChunk gathered = next;
     engine.follow(call.stream, call.gather_stream);
     if (const auto i = static_cast<size_t>(chunk.index) + 1; i < chunks.size()) next = gather(i);
-    expand(gathered.latents, gathered.pages, call.plan.chunk_gathers[chunk.index], call, buffers);
+    expand(gathered.latents, gathered.pages, call.plan.chunk_gathers[chunk.index], call.latent_scale, call, buffers);
     run_chunk(chunk, call, query, buffers);
   }
 }
 
 void ChunkedLayer::expand_new_tokens(const Call& call, const Buffers& buffers) const {
   const Tensor rows = call.new_latents.slice(0, 0, call.plan.num_tokens);
-  expand(rows.slice(1, 0, spec_.kv_lora_rank), as_one_page(rows), call.plan.all_new_tokens, call, buffers);
+  expand(rows.slice(1, 0, spec_.kv_lora_rank), as_one_page(rows), call.plan.all_new_tokens, {}, call, buffers);
 }
 
 }  // namespace qkv::mla

@@ -33,6 +33,7 @@ LayerSpec new_tokens_layer(const MlaSpec& spec, const api::RankHeads& heads) {
   layer.mask = mask::with_first_head(layer.effective_mask(), heads.begin);
   if (!spec.sinks.empty()) layer.sinks.assign(spec.sinks.begin() + heads.begin, spec.sinks.begin() + heads.end);
   layer.output_dtype = DType::f32;
+  layer.output_scales = OutputScales::per_tensor;
   return layer;
 }
 
@@ -69,7 +70,7 @@ struct MlaContextParallel::Impl {
         heads(api::heads_of_rank(spec.layer.num_heads, spec.exchange, shard)),
         shape{shard.num_ranks,       heads.count(),    spec.layer.num_heads, spec.layer.head_dim(),
               spec.layer.v_head_dim, spec.layer.dtype, spec.exchange},
-        layer(spec.layer, collectives->device(), layers.new_tokens, layers.context, warm_up) {}
+        layer(spec.layer, collectives->device(), layers.new_tokens, layers.new_tokens, layers.context, warm_up) {}
 
   MlaContextParallelSpec spec;
   std::shared_ptr<Collectives> collectives;
@@ -147,18 +148,20 @@ int64_t MlaContextParallel::workspace_bytes(int64_t max_new_tokens, int64_t work
   if (max_new_tokens < 0) refuse("max_new_tokens", max_new_tokens, "0 or more");
   if (workspace_tokens < 0) refuse("workspace_tokens", workspace_tokens, "0 or more");
   const int64_t own_tokens = workspace_tokens / impl_->shard.num_ranks;
-  return mla::layout_workspace(impl_->spec.layer, max_new_tokens, own_tokens, max_new_tokens, 0, 1).bytes +
+  return mla::layout_workspace(impl_->spec.layer, max_new_tokens, own_tokens, max_new_tokens, 0, 1, true).bytes +
          impl_->exchange_bytes(max_new_tokens);
 }
 
 void MlaContextParallel::forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache,
                                  const MlaPlan& plan, const Projection& projection, const Tensor& workspace,
                                  const Tensor& out, const Tensor& lse, Stream stream,
-                                 std::optional<Stream> gather_stream) const {
+                                 std::optional<Stream> gather_stream, const Tensor& out_scale,
+                                 const Tensor& latent_scale) const {
   const mla::PlanData& data = plan.data();
   const mla::ChunkedLayer& layer = impl_->layer;
-  const mla::Call call{query, new_latents, latent_cache, data, projection, stream, gather_stream.value_or(stream)};
-  layer.check_forward(call, workspace, out, lse);
+  const mla::Call call{query, new_latents, latent_cache, latent_scale,
+                       data,  projection,  stream,       gather_stream.value_or(stream)};
+  layer.check_forward(call, workspace, {out, lse, out_scale});
   const int64_t chunk_bytes = mla::layout_workspace(data).bytes;
   api::check_workspace(workspace, layer.device(), chunk_bytes + impl_->exchange_bytes(data.num_tokens));
   if (data.num_tokens == 0) return;
@@ -169,15 +172,17 @@ void MlaContextParallel::forward(const Tensor& query, const Tensor& new_latents,
 
   layer.expand_new_tokens(call, buffers);
   const auto own_heads = [&](const Tensor& all) { return all.slice(1, impl_->heads.begin, impl_->heads.end); };
-  layer.new_tokens().forward(query, own_heads(buffers.key), own_heads(buffers.value), data.new_tokens,
-                             exchanged.new_tokens.out, exchanged.new_tokens.lse, stream);
+  layer.new_tokens(data).forward(query, own_heads(buffers.key), own_heads(buffers.value), data.new_tokens,
+                                 exchanged.new_tokens.out, exchanged.new_tokens.lse, stream);
   states.push_back(exchanged.new_tokens);
+  const bool of_tokens = spec().layer.output_scales == OutputScales::per_token_group;
   const auto join = [&](const std::vector<State>& parts, const TokenRange& tokens) {
     std::vector<State> rows;
     rows.reserve(parts.size());
     for (const State& part : parts) rows.push_back(rows_of(part, tokens));
     merge_states(rows, out.slice(0, tokens.begin, tokens.end),
-                 lse.is_given() ? lse.slice(1, tokens.begin, tokens.end) : lse, stream);
+                 lse.is_given() ? lse.slice(1, tokens.begin, tokens.end) : lse, stream,
+                 of_tokens ? out_scale.slice(0, tokens.begin, tokens.end) : out_scale);
   };
   for (const TokenRange& tokens : data.context.context_token_slices) join(states, tokens);
   for (const TokenRange& tokens : data.context.empty_token_slices) join({exchanged.new_tokens}, tokens);

@@ -38,7 +38,16 @@ MlaSpec checked_layer(MlaSpec spec, Device device) {
 LayerSpec new_tokens_layer(const MlaSpec& spec) {
   LayerSpec layer = layer_of(spec, KeyRun::new_tokens);
   layer.output_dtype = spec.output_dtype;
+  layer.output_scales = spec.output_scales;
   layer.sinks = spec.sinks;
+  return layer;
+}
+
+LayerSpec new_tokens_state_layer(const MlaSpec& spec) {
+  LayerSpec layer = new_tokens_layer(spec);
+  if (!is_float8(spec.out_dtype())) return layer;
+  layer.output_dtype = DType::f32;
+  layer.output_scales = OutputScales::per_tensor;
   return layer;
 }
 
@@ -58,10 +67,6 @@ void check_at_least(const char* name, int32_t value, int32_t least, Reasons& rea
   if (value < least) reasons.push_back(fmt::format("{}: got {}; allowed: at least {}", name, value, least));
 }
 
-void check_not_float8(const char* name, DType dtype, Reasons& reasons) {
-  if (is_float8(dtype)) reasons.push_back(fmt::format("{}: got {}; allowed: f32, f16 or bf16", name, to_string(dtype)));
-}
-
 // What LayerSpec does not know.
 Reasons own_reasons(const MlaSpec& spec) {
   Reasons reasons;
@@ -71,11 +76,17 @@ Reasons own_reasons(const MlaSpec& spec) {
   check_at_least("v_head_dim", spec.v_head_dim, 1, reasons);
   check_at_least("kv_lora_rank", spec.kv_lora_rank, 1, reasons);
   check_at_least("cache.page_size", spec.cache.page_size, 1, reasons);
-  check_not_float8("dtype", spec.dtype, reasons);
-  check_not_float8("output_dtype", spec.out_dtype(), reasons);
-  if (spec.cache.scales != CacheScales::none) {
-    reasons.push_back(fmt::format("cache.scales: got {}; allowed: none, the latents are of 16 or 32 bits",
-                                  to_string(spec.cache.scales)));
+  if (is_float8(spec.dtype)) {
+    reasons.push_back(fmt::format("dtype: got {}; allowed: f32, f16 or bf16", to_string(spec.dtype)));
+  }
+  const bool has_scale = is_float8(spec.latent_dtype());
+  if (spec.latent_dtype() != spec.dtype && !has_scale) {
+    reasons.push_back(fmt::format("cache_dtype: got {}; allowed: dtype = {}, f8e4m3 or f8e5m2",
+                                  to_string(spec.latent_dtype()), to_string(spec.dtype)));
+  }
+  if (const CacheScales scales = has_scale ? CacheScales::per_tensor : CacheScales::none; spec.cache.scales != scales) {
+    reasons.push_back(fmt::format("cache.scales: got {}; allowed: {} with latents of {}", to_string(spec.cache.scales),
+                                  to_string(scales), to_string(spec.latent_dtype())));
   }
   for (const OperandDeclaration& operand : operands_of(spec.mask.value_or(mask::causal()))) {
     for (const char* own : {mask::kPositionShift, mask::kKeyShift, mask::kRequestNumber}) {
@@ -90,7 +101,9 @@ Reasons own_reasons(const MlaSpec& spec) {
 }  // namespace
 
 std::vector<LayerSpec> layers_of(const MlaSpec& spec) {
-  return {api::new_tokens_layer(spec), api::context_layer(spec)};
+  std::vector<LayerSpec> layers = {api::new_tokens_layer(spec), api::context_layer(spec)};
+  if (is_float8(spec.out_dtype())) layers.push_back(api::new_tokens_state_layer(spec));
+  return layers;
 }
 
 std::vector<std::string> explain(const MlaSpec& spec, Device device) {

@@ -11,6 +11,9 @@ MlaSpec checked_layer(MlaSpec spec, Device device);
 
 // Holds the sinks, which join once.
 LayerSpec new_tokens_layer(const MlaSpec& spec);
+// The same where its result is a state that a plan's chunks join: f32 for an output of 8-bit floats, which is rounded
+// once.
+LayerSpec new_tokens_state_layer(const MlaSpec& spec);
 // States are f32: chunks are joined without rounding in between.
 LayerSpec context_layer(const MlaSpec& spec);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/float8.hpp"
 #include "core/index/interleave.hpp"
 #include "core/pieces.hpp"
 #include "mask/shift.hpp"
@@ -14,9 +15,10 @@ Tensor view_of(const std::vector<int32_t>& values) { return Tensor::of(values, {
 }  // namespace
 
 WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_t chunk_tokens, int64_t saved_tokens,
-                                 int64_t own_rows, int32_t num_ranks) {
+                                 int64_t own_rows, int32_t num_ranks, bool is_sharded) {
   constexpr int64_t kF32 = sizeof(float);
   const int64_t element = size_bytes(spec.dtype);
+  const int64_t latent_element = size_bytes(spec.latent_dtype());
   const int64_t heads = spec.num_heads;
   const int64_t rows = std::max(num_tokens, chunk_tokens);
   const int64_t context_rows = chunk_tokens == 0 ? 0 : num_tokens;
@@ -27,8 +29,8 @@ WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_
   layout.saved_rows = saved_tokens;
   for (int32_t turn = 0; turn < kGatherTurns; ++turn) {
     layout.latents[turn] = pieces.add(chunk_tokens * spec.kv_lora_rank * element);
-    layout.own_latents[turn] = pieces.add(own_rows * spec.latent_dim() * element);
-    layout.all_latents[turn] = pieces.add(num_ranks * own_rows * spec.latent_dim() * element);
+    layout.own_latents[turn] = pieces.add(own_rows * spec.latent_dim() * latent_element);
+    layout.all_latents[turn] = pieces.add(num_ranks * own_rows * spec.latent_dim() * latent_element);
   }
   layout.key = pieces.add(rows * heads * spec.head_dim() * element);
   layout.value = pieces.add(rows * heads * spec.v_head_dim * element);
@@ -36,6 +38,8 @@ WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_
   layout.context_lse = pieces.add(context_rows * heads * kF32);
   layout.saved_out = pieces.add(saved_tokens * heads * spec.v_head_dim * kF32);
   layout.saved_lse = pieces.add(saved_tokens * heads * kF32);
+  const int64_t state_rows = is_float8(spec.out_dtype()) && !is_sharded ? context_rows : 0;
+  layout.new_tokens_out = pieces.add(state_rows * heads * spec.v_head_dim * kF32);
   layout.new_tokens_lse = pieces.add(context_rows * heads * kF32);
   layout.bytes = pieces.end();
   return layout;
@@ -52,7 +56,8 @@ WorkspaceLayout layout_workspace(const PlanData& plan) {
       saved_tokens = std::max(saved_tokens, chunk.continuation_token_end - chunk.tokens.begin);
     }
   }
-  return layout_workspace(plan.spec, plan.num_tokens, chunk_tokens, saved_tokens, own_rows, plan.num_ranks);
+  return layout_workspace(plan.spec, plan.num_tokens, chunk_tokens, saved_tokens, own_rows, plan.num_ranks,
+                          plan.is_sharded);
 }
 
 plan::GatherPlan gather_of_rank(const ContextChunk& chunk, const Tensor& block_table,

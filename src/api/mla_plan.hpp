@@ -13,7 +13,7 @@ struct PlanData {
   MlaSpec spec;  // what the plan was made for
   int64_t num_tokens = 0;
   ContextChunks context;
-  Plan new_tokens;
+  Plan new_tokens;                // of the layer whose result is a state, where there are chunks to join it with
   std::vector<Plan> chunk_plans;  // [chunks]
   // [chunks], none without a block table: from the cache or, with ranks, from what all of them have gathered.
   std::vector<plan::GatherPlan> chunk_gathers;
@@ -31,10 +31,10 @@ inline constexpr int32_t kGatherTurns = 2;
 // Where forward keeps what it computes, in bytes from the workspace's start.
 struct WorkspaceLayout {
   int64_t latents[kGatherTurns];
-  int64_t key, value;                // of the widest chunk, or of the new tokens
-  int64_t context_out, context_lse;  // f32 state over the context, of all new tokens
-  int64_t saved_out, saved_lse;      // f32 state of the rows that a chunk continues
-  int64_t new_tokens_lse;
+  int64_t key, value;                      // of the widest chunk, or of the new tokens
+  int64_t context_out, context_lse;        // f32 state over the context, of all new tokens
+  int64_t saved_out, saved_lse;            // f32 state of the rows that a chunk continues
+  int64_t new_tokens_out, new_tokens_lse;  // their state, with chunks: `out` f32, where the output is of 8 bits
   int64_t own_latents[kGatherTurns], all_latents[kGatherTurns];  // with ranks: rows of the cache
   int64_t bytes;
 
@@ -44,9 +44,9 @@ struct WorkspaceLayout {
 };
 
 // No chunks: chunk_tokens 0. saved_tokens: new tokens of the longest request that is continued. own_rows: of a chunk's
-// tokens that any of num_ranks keeps, at most; 0 with one rank.
+// tokens that any of num_ranks keeps, at most; 0 with one rank. is_sharded: the new tokens' state is kept elsewhere.
 WorkspaceLayout layout_workspace(const MlaSpec& spec, int64_t num_tokens, int64_t chunk_tokens, int64_t saved_tokens,
-                                 int64_t own_rows, int32_t num_ranks);
+                                 int64_t own_rows, int32_t num_ranks, bool is_sharded);
 WorkspaceLayout layout_workspace(const PlanData& plan);
 
 // Gathers of a chunk: the tokens that a rank keeps, request after request; and, from the rows of all ranks,

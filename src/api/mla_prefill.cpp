@@ -4,18 +4,25 @@
 #include "api/mla_layers.hpp"
 #include "api/tensor_checks.hpp"
 #include "core/checks.hpp"
+#include "core/float8.hpp"
 
 namespace qkv {
 
 struct MlaPrefill::Impl : mla::ChunkedLayer {
   using ChunkedLayer::ChunkedLayer;
+
+  // The new tokens' state is f32, to be joined into an output of 8 bits.
+  bool has_own_state(const mla::PlanData& plan) const {
+    return !plan.context.chunks.empty() && is_float8(spec().out_dtype());
+  }
 };
 
 MlaPrefill::MlaPrefill(MlaSpec spec, Device device, const std::optional<RequestBounds>& warm_up) {
   spec = api::checked_layer(std::move(spec), device);
   const LayerSpec new_tokens = api::new_tokens_layer(spec);
+  const LayerSpec new_tokens_state = api::new_tokens_state_layer(spec);
   const LayerSpec context = api::context_layer(spec);
-  impl_ = std::make_shared<const Impl>(std::move(spec), device, new_tokens, context, warm_up);
+  impl_ = std::make_shared<const Impl>(std::move(spec), device, new_tokens, new_tokens_state, context, warm_up);
 }
 
 bool MlaPrefill::supports_dimensions(int32_t qk_nope_head_dim, int32_t qk_rope_head_dim, int32_t v_head_dim,
@@ -40,13 +47,15 @@ int64_t MlaPrefill::workspace_bytes(int64_t max_new_tokens, int64_t workspace_to
   if (workspace_tokens < 0) refuse("workspace_tokens", workspace_tokens, "0 or more");
   if (num_ranks < 1) refuse("num_ranks", num_ranks, "1 or more");
   const auto own_rows = static_cast<int32_t>(num_ranks == 1 ? 0 : workspace_tokens / num_ranks);
-  return mla::layout_workspace(impl_->spec(), max_new_tokens, workspace_tokens, max_new_tokens, own_rows, num_ranks)
+  return mla::layout_workspace(impl_->spec(), max_new_tokens, workspace_tokens, max_new_tokens, own_rows, num_ranks,
+                               false)
       .bytes;
 }
 
 void MlaPrefill::run_new_tokens(const Tensor& query, const Tensor& key, const Tensor& value, const MlaPlan& plan,
-                                const Tensor& out, const Tensor& lse, Stream stream) const {
-  impl_->new_tokens().forward(query, key, value, plan.data().new_tokens, out, lse, stream);
+                                const Tensor& out, const Tensor& lse, Stream stream, const Tensor& out_scale) const {
+  const mla::PlanData& data = plan.data();
+  impl_->new_tokens(data).forward(query, key, value, data.new_tokens, out, lse, stream, out_scale);
 }
 
 void MlaPrefill::run_context_chunk(int32_t chunk, const Tensor& query, const Tensor& key, const Tensor& value,
@@ -61,54 +70,82 @@ void MlaPrefill::run_context_chunk(int32_t chunk, const Tensor& query, const Ten
   impl_->context().forward(query, key, value, plans[chunk], out, lse, stream);
 }
 
-void MlaPrefill::merge_context(const State& context, const State& new_tokens, const MlaPlan& plan,
-                               Stream stream) const {
+void MlaPrefill::merge_context(const State& context, const State& new_tokens, const MlaPlan& plan, Stream stream,
+                               const Tensor& out, const Tensor& out_scale) const {
   const int64_t num_tokens = plan.num_tokens();
-  api::check_out(impl_->new_tokens().spec(), impl_->device(), new_tokens.out, new_tokens.lse, num_tokens);
+  const LayerSpec& new_tokens_layer = impl_->new_tokens(plan.data()).spec();
+  const bool to_out = impl_->has_own_state(plan.data());
+  if (to_out) {
+    LayerSpec result = new_tokens_layer;
+    result.output_dtype = impl_->spec().out_dtype();
+    api::check_out(result, impl_->device(), out, {}, num_tokens);
+    api::check_out_scale(impl_->spec().output_scales, out, out_scale, num_tokens);
+  } else {
+    for (const auto& [tensor, name] : {std::pair{&out, "out"}, {&out_scale, "out_scale"}}) {
+      if (tensor->is_given()) {
+        refuse(name, tensor->describe(), "none: the result is new_tokens.out", ErrorCode::mismatch);
+      }
+    }
+  }
+  api::check_out(new_tokens_layer, impl_->device(), new_tokens.out, new_tokens.lse, num_tokens);
   api::check_out(impl_->context().spec(), impl_->device(), context.out, context.lse, num_tokens);
   check_given(new_tokens.lse, "new_tokens.lse", "f32 [num_heads, num_tokens]");
   check_given(context.lse, "context.lse", "f32 [num_heads, num_tokens]");
-  for (const TokenRange& tokens : plan.data().context.context_token_slices) {
-    const auto rows = [&](const State& state) {
-      return State{state.out.slice(0, tokens.begin, tokens.end), state.lse.slice(1, tokens.begin, tokens.end)};
-    };
-    const State result = rows(new_tokens);
-    merge_states({rows(context), result}, result.out, result.lse, stream);
+  const auto rows = [](const State& state, const TokenRange& tokens) {
+    return State{state.out.slice(0, tokens.begin, tokens.end), state.lse.slice(1, tokens.begin, tokens.end)};
+  };
+  const auto merge = [&](const std::vector<State>& states, const TokenRange& tokens, const Tensor& lse) {
+    if (!to_out) return merge_states(states, states.back().out, lse, stream);
+    const bool of_tokens = impl_->spec().output_scales == OutputScales::per_token_group;
+    merge_states(states, out.slice(0, tokens.begin, tokens.end), lse, stream,
+                 of_tokens ? out_scale.slice(0, tokens.begin, tokens.end) : out_scale);
+  };
+  const ContextChunks& chunks = plan.data().context;
+  for (const TokenRange& tokens : chunks.context_token_slices) {
+    const State result = rows(new_tokens, tokens);
+    merge({rows(context, tokens), result}, tokens, result.lse);
   }
+  if (!to_out) return;
+  for (const TokenRange& tokens : chunks.empty_token_slices) merge({rows(new_tokens, tokens)}, tokens, {});
 }
 
 void MlaPrefill::forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache,
                          const MlaPlan& plan, const Projection& projection, const Tensor& workspace, const Tensor& out,
-                         const Tensor& lse, Stream stream, std::optional<Stream> gather_stream) const {
-  forward_over(nullptr, query, new_latents, latent_cache, plan, projection, workspace, out, lse, stream,
-               gather_stream.value_or(stream));
+                         const Tensor& lse, Stream stream, std::optional<Stream> gather_stream, const Tensor& out_scale,
+                         const Tensor& latent_scale) const {
+  const Stream gather_on = gather_stream.value_or(stream);
+  forward_over({query, new_latents, latent_cache, latent_scale, plan.data(), projection, stream, gather_on, nullptr},
+               plan, workspace, {out, lse, out_scale});
 }
 
 void MlaPrefill::forward(const Tensor& query, const Tensor& new_latents, const Tensor& latent_cache,
                          const MlaPlan& plan, const Projection& projection, const Tensor& workspace,
                          Collectives& collectives, const Tensor& out, const Tensor& lse, Stream stream,
-                         std::optional<Stream> gather_stream) const {
-  forward_over(&collectives, query, new_latents, latent_cache, plan, projection, workspace, out, lse, stream,
-               gather_stream.value_or(stream));
+                         std::optional<Stream> gather_stream, const Tensor& out_scale,
+                         const Tensor& latent_scale) const {
+  const Stream gather_on = gather_stream.value_or(stream);
+  forward_over(
+      {query, new_latents, latent_cache, latent_scale, plan.data(), projection, stream, gather_on, &collectives}, plan,
+      workspace, {out, lse, out_scale});
 }
 
-void MlaPrefill::forward_over(Collectives* collectives, const Tensor& query, const Tensor& new_latents,
-                              const Tensor& latent_cache, const MlaPlan& plan, const Projection& projection,
-                              const Tensor& workspace, const Tensor& out, const Tensor& lse, Stream stream,
-                              Stream gather_stream) const {
-  const mla::PlanData& data = plan.data();
-  const mla::Call call{query, new_latents, latent_cache, data, projection, stream, gather_stream, collectives};
-  impl_->check_forward(call, workspace, out, lse);
+void MlaPrefill::forward_over(const mla::Call& call, const MlaPlan& plan, const Tensor& workspace,
+                              const mla::Result& result) const {
+  const mla::PlanData& data = call.plan;
+  const Stream stream = call.stream;
+  impl_->check_forward(call, workspace, result);
   const mla::Buffers buffers = impl_->lay_out(workspace, data);
-  impl_->run_context(call, query, buffers);
+  impl_->run_context(call, call.query, buffers);
   impl_->expand_new_tokens(call, buffers);
   if (data.context.chunks.empty()) {
-    run_new_tokens(query, buffers.key, buffers.value, plan, out, lse, stream);
+    run_new_tokens(call.query, buffers.key, buffers.value, plan, result.out, result.lse, stream, result.out_scale);
     return;
   }
-  const State result{out, lse.is_given() ? lse : buffers.new_tokens_lse};
-  run_new_tokens(query, buffers.key, buffers.value, plan, result.out, result.lse, stream);
-  merge_context(buffers.context, result, plan, stream);
+  const bool has_own_state = impl_->has_own_state(data);
+  const State state{has_own_state ? buffers.new_tokens.out : result.out,
+                    result.lse.is_given() ? result.lse : buffers.new_tokens.lse};
+  run_new_tokens(call.query, buffers.key, buffers.value, plan, state.out, state.lse, stream);
+  merge_context(buffers.context, state, plan, stream, has_own_state ? result.out : Tensor(), result.out_scale);
 }
 
 int64_t MlaPlan::num_tokens() const { return data_->num_tokens; }

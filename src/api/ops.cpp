@@ -7,6 +7,7 @@
 #include "api/tensor_checks.hpp"
 #include "core/checks.hpp"
 #include "core/float8.hpp"
+#include "core/output_scale.hpp"
 #include "plan/builder.hpp"
 #include "plan/gather.hpp"
 
@@ -52,6 +53,7 @@ LayerSpec layer_of(const VarlenArguments& arguments) {
   layer.query_dtype = arguments.query.dtype;
   layer.kv_dtype = arguments.key.dtype;
   layer.output_dtype = arguments.out.dtype;
+  layer.output_scales = output_scales(arguments.out_scale);
   if (paged) {
     layer.cache = CacheSpec{static_cast<int32_t>(arguments.key.shape[1]),
                             scales_of(arguments.key, arguments.key_scale, "key_scale")};
@@ -174,7 +176,7 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, c
 }
 
 void gather_cache(const Tensor& pages, const Tensor& block_table, const Tensor& starts, const Tensor& cu_seq_lens,
-                  const Tensor& rows, Stream stream) {
+                  const Tensor& rows, Stream stream, const Tensor& scale) {
   const Tensor pages_of_heads = with_head_axis(pages, 4);
   check_rank(pages_of_heads, "pages", 4, "[num_pages, page_size, num_heads, head_dim], or without num_heads");
   const std::vector<int32_t> first = read_host_lengths(starts, "starts", "[num_requests]");
@@ -196,10 +198,10 @@ void gather_cache(const Tensor& pages, const Tensor& block_table, const Tensor& 
   plan::GatherPlan plan = plan::build_gather(block_table, 0, first, lengths, page_size);
   const Tensor rows_of_heads = with_head_axis(rows, 3);
   const Device device = pages.device;
-  api::check_gather(device, pages_of_heads, plan.max_page, rows_of_heads, plan.num_rows());
+  api::check_gather(device, pages_of_heads, plan.max_page, rows_of_heads, plan.num_rows(), scale);
   const plan::Engine& engine = api::engine_of(device);
   engine.place(plan, stream);
-  engine.gather(pages_of_heads, plan, rows_of_heads, stream);
+  engine.gather(pages_of_heads, plan, rows_of_heads, scale, stream);
 }
 
 }  // namespace qkv

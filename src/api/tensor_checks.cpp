@@ -4,6 +4,7 @@
 
 #include "core/checks.hpp"
 #include "core/float8.hpp"
+#include "core/output_scale.hpp"
 #include "core/scale_layout.hpp"
 
 namespace qkv::api {
@@ -215,21 +216,46 @@ void check_out(const LayerSpec& layer, Device device, const Tensor& out, const T
   check_extent_at_least(lse, "lse", 1, num_tokens, "num_tokens");
 }
 
-void check_out_scale(const Tensor& out, const Tensor& out_scale) {
-  if (!is_float8(out.dtype)) return check_absent_scale(out_scale, "out_scale", out.dtype);
-  check_rank(out_scale, "out_scale", 1, "[1], since out is of 8-bit floats");
-  check_extent(out_scale, "out_scale", 0, 1, "one scale");
-  check_dtype(out_scale, "out_scale", DType::f32);
-  check_device(out_scale, "out_scale", out.device);
-  if (out.device.kind == DeviceKind::cpu) check_scale_values(out_scale, "out_scale");
+void check_out_scale(OutputScales scales, const Tensor& out, const Tensor& out_scale, int64_t num_tokens) {
+  constexpr const char* kName = "out_scale";
+  if (!is_float8(out.dtype)) return check_absent_scale(out_scale, kName, out.dtype);
+  if (scales == OutputScales::per_tensor) return check_single_scale(out_scale, kName, out.device);
+  check_rank(out_scale, kName, 3, "[num_tokens, num_q_heads, groups], per_token_group");
+  check_dtype(out_scale, kName, DType::f32);
+  check_device(out_scale, kName, out.device);
+  check_extent_at_least(out_scale, kName, 0, num_tokens, "num_tokens");
+  check_extent(out_scale, kName, 1, out.shape[1], "num_q_heads");
+  check_extent(out_scale, kName, 2, index::num_scale_groups(static_cast<int32_t>(out.shape[2])),
+               "groups of 128 columns of a head");
+  check_aligned(out_scale, kName, sizeof(float));
+  check_writable_layout(out_scale, kName);
 }
 
-void check_gather(Device device, const Tensor& pages, int32_t max_page, const Tensor& rows, int64_t num_rows) {
-  check_float16_or_32(pages, "pages");  // of what the cache holds, the one place that says what can be gathered
+void check_single_scale(const Tensor& scale, const char* name, Device device) {
+  check_rank(scale, name, 1, "[1], f32, since it belongs to 8-bit floats");
+  check_extent(scale, name, 0, 1, "one scale");
+  check_dtype(scale, name, DType::f32);
+  check_device(scale, name, device);
+  if (device.kind == DeviceKind::cpu) check_scale_values(scale, name);
+}
+
+void check_gather(Device device, const Tensor& pages, int32_t max_page, const Tensor& rows, int64_t num_rows,
+                  const Tensor& scale) {
+  // The one place that says what can be gathered.
+  if (!is_float8(pages.dtype)) check_float16_or_32(pages, "pages");
   check_device(pages, "pages", device);
   check_last_axis_contiguous(pages, "pages");
   check_rank(rows, "rows", 3, kTokensAxes);
-  check_dtype(rows, "rows", pages.dtype);
+  if (is_float8(pages.dtype) && rows.dtype != pages.dtype) {
+    check_float16_or_32(rows, "rows");
+    check_single_scale(scale, "scale", device);
+  } else {
+    check_dtype(rows, "rows", pages.dtype);
+    if (scale.is_given()) {
+      refuse("scale", scale.describe(), fmt::format("none for rows of the pages' dtype, {}", to_string(rows.dtype)),
+             ErrorCode::mismatch);
+    }
+  }
   check_device(rows, "rows", device);
   check_last_axis_contiguous(rows, "rows");
   check_writable_layout(rows, "rows");
@@ -260,6 +286,7 @@ void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::Pla
   check_same("query_dtype", to_string(made_for.query_dtype), to_string(layer.query_dtype));
   check_same("kv_dtype", to_string(made_for.kv_dtype), to_string(layer.kv_dtype));
   check_same("output_dtype", to_string(made_for.out_dtype()), to_string(layer.out_dtype()));
+  check_same("output_scales", to_string(made_for.output_scales), to_string(layer.output_scales));
   check_same("type", to_string(made_for.type), to_string(layer.type));
   check_same("cache.page_size", page_size(made_for), page_size(layer));
   check_same("cache.scales", scales(made_for), scales(layer));
@@ -280,7 +307,7 @@ void check_states(const std::vector<State>& states, const Tensor& out, const Ten
   check_tokens(out, "out", device);
   if (!is_float8(out.dtype)) check_float16_or_32(out, "out");
   check_writable_layout(out, "out");
-  check_out_scale(out, out_scale);
+  check_out_scale(output_scales(out_scale), out, out_scale, out.shape[0]);
   const auto check_lse = [&](const Tensor& tensor, const char* name) {
     check_rank(tensor, name, 2, "[num_heads, num_tokens]");
     check_device(tensor, name, device);

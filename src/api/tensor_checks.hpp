@@ -26,12 +26,17 @@ void check_out(const LayerSpec& layer, Device device, const Tensor& out, const T
 // Given with queries of 8-bit floats only: of the whole call, of each KV head, or of each request and head.
 void check_query_scale(const LayerSpec& layer, Device device, const Tensor& query_scale, int32_t num_requests);
 // Given with outputs of 8-bit floats only.
-void check_out_scale(const Tensor& out, const Tensor& out_scale);
+void check_out_scale(OutputScales scales, const Tensor& out, const Tensor& out_scale, int64_t num_tokens);
 // The plan was made for a layer of this kind.
 void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::PlanData& plan);
 void check_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale);
 
+// One scale of everything, where a call has a name for it.
+void check_single_scale(const Tensor& scale, const char* name, Device device);
+
 // Pages [num_pages, page_size, num_heads, head_dim] with pages up to max_page, and rows for num_rows of their tokens.
-void check_gather(Device device, const Tensor& pages, int32_t max_page, const Tensor& rows, int64_t num_rows);
+// `scale` is given where pages of 8-bit floats become rows of others.
+void check_gather(Device device, const Tensor& pages, int32_t max_page, const Tensor& rows, int64_t num_rows,
+                  const Tensor& scale);
 
 }  // namespace qkv::api

@@ -32,7 +32,7 @@ class Forward {
         dim_v_(call.layer.value_dim()),
         state_out_(new float[plan_.num_state_rows * dim_v_]),  // NOLINT(modernize-make-unique): left uninitialised
         state_lse_(new float[plan_.num_state_rows]),           // NOLINT(modernize-make-unique)
-        out_scale_(call.out_scale.is_given() ? *static_cast<const float*>(call.out_scale.data) : 1.0F) {
+        out_scale_(output_scale(call.out_scale)) {
     if (call.query_scale.is_given()) query_scale_ = scale_layout(query_scales(call.query_scale), call.query_scale);
   }
 
@@ -73,7 +73,6 @@ class Forward {
     task.mask = &plan_.mask;
     task.first_head = head;
     task.out_dtype = call_.out.dtype;
-    task.out_scale = out_scale_;
     task.out_head_stride = stride_bytes(call_.out, 1);
     if (call_.lse.is_given()) task.lse_head_stride = call_.lse.stride[0];
     return task;
@@ -95,6 +94,7 @@ class Forward {
         added.state_lse = state_lse_.get() + row;
       }
       added.out = out_row(token, head);
+      added.out_scale = out_scale_.at(token, head);
       if (call_.lse.is_given()) added.lse = lse_row(token, head);
     }
   }
@@ -163,7 +163,8 @@ class Forward {
       }
       const int64_t token = plan_.query_start_loc[item.request] + item.query_begin + row / group_size_;
       const auto head = static_cast<int32_t>(first_head + row % group_size_);
-      const float lse = merge_row(states, sinks(head), dim_v_, out_row(token, head), call_.out.dtype, out_scale_);
+      const float lse =
+          merge_row(states, sinks(head), dim_v_, out_row(token, head), call_.out.dtype, out_scale_.at(token, head));
       if (call_.lse.is_given()) *lse_row(token, head) = lse;
     }
   }
@@ -174,7 +175,7 @@ class Forward {
   const int32_t dim_v_;
   std::unique_ptr<float[]> state_out_;  // [num_state_rows, dim_v]
   std::unique_ptr<float[]> state_lse_;  // [num_state_rows]
-  const float out_scale_;
+  const OutputScale out_scale_;
   ScaleLayout query_scale_;  // without data: queries have no scale
 };
 
@@ -253,8 +254,9 @@ class CpuEngine final : public plan::Engine {
   std::unique_ptr<plan::Projector> make_projector(const plan::ProjectionMatrix& matrix) const override {
     return std::make_unique<CpuProjector>(matrix);
   }
-  void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, Stream) const override {
-    cpu::gather(pages, plan, rows);
+  void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, const Tensor& scale,
+              Stream) const override {
+    cpu::gather(pages, plan, rows, scale);
   }
   void follow(Stream, Stream) const override {}
 };

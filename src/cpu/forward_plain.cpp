@@ -18,8 +18,8 @@ double load(DType dtype, const std::byte* row, int32_t index) {
   return load_f32(row + index * size_bytes(dtype), dtype);
 }
 
-void store(DType dtype, std::byte* row, int32_t index, double value) {
-  store_f32(row + index * size_bytes(dtype), dtype, static_cast<float>(value));
+void store(DType dtype, std::byte* row, int32_t index, float value) {
+  store_f32(row + index * size_bytes(dtype), dtype, value);
 }
 
 const std::byte* token_row(const KeyValueSource& kv, bool of_value, int64_t position) {
@@ -96,9 +96,15 @@ void compute_row(const ForwardTask& task, const TaskToken& token, int32_t head) 
   if (finish && token.lse != nullptr) token.lse[head * task.lse_head_stride] = static_cast<float>(lse);
   std::byte* out = finish ? token.out + head * task.out_head_stride
                           : reinterpret_cast<std::byte*>(token.state_out + int64_t{head} * task.head_dim_v);
-  for (int32_t d = 0; d < task.head_dim_v; ++d) {
-    const double result = sum == 0 ? 0.0 : mean[d] / sum;  // no weight: no mean
-    store(finish ? task.out_dtype : DType::f32, out, d, finish ? result / task.out_scale : result);
+  std::vector<float> results(task.head_dim_v, 0.0F);
+  for (int32_t d = 0; d < task.head_dim_v && sum != 0; ++d) results[d] = static_cast<float>(mean[d] / sum);
+  const OutputScale scale = finish ? token.out_scale.at(0, head) : OutputScale();
+  for (int32_t begin = 0; begin < task.head_dim_v; begin += index::kScaleGroup) {
+    const int32_t count = std::min(index::kScaleGroup, task.head_dim_v - begin);
+    const float divisor = scale.of_group(task.out_dtype, begin / index::kScaleGroup, &results[begin], count);
+    for (int32_t d = begin; d < begin + count; ++d) {
+      store(finish ? task.out_dtype : DType::f32, out, d, results[d] / divisor);
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/float16.hpp"
 #include "core/index/paging.hpp"
 #include "cpu/threads.hpp"
 
@@ -12,20 +13,31 @@ namespace {
 // Rows handed to a thread at once: enough to outweigh the hand-over.
 constexpr int64_t kRowsPerTask = 64;
 
-void copy_token(const Tensor& pages, int64_t page, int64_t offset, const Tensor& rows, int64_t row) {
-  const int64_t element = size_bytes(pages.dtype);
-  const auto* from =
-      static_cast<const std::byte*>(pages.data) + (page * pages.stride[0] + offset * pages.stride[1]) * element;
-  auto* to = static_cast<std::byte*>(rows.data) + row * rows.stride[0] * element;
+// One head of one token. Other formats are 8-bit ones to be widened.
+void move_row(const std::byte* from, DType from_dtype, std::byte* to, DType to_dtype, int64_t count, float scale) {
+  if (from_dtype == to_dtype) {
+    std::memcpy(to, from, static_cast<size_t>(count * size_bytes(to_dtype)));
+    return;
+  }
+  for (int64_t c = 0; c < count; ++c) {
+    store_f32(to + c * size_bytes(to_dtype), to_dtype, load_f32(from + c, from_dtype) * scale);
+  }
+}
+
+void move_token(const Tensor& pages, int64_t page, int64_t offset, const Tensor& rows, int64_t row, float scale) {
+  const auto* from = static_cast<const std::byte*>(pages.data) +
+                     (page * pages.stride[0] + offset * pages.stride[1]) * size_bytes(pages.dtype);
+  auto* to = static_cast<std::byte*>(rows.data) + row * rows.stride[0] * size_bytes(rows.dtype);
   for (int64_t head = 0; head < rows.shape[1]; ++head) {
-    std::memcpy(to + head * rows.stride[1] * element, from + head * pages.stride[2] * element,
-                static_cast<size_t>(rows.shape[2] * element));
+    move_row(from + head * pages.stride[2] * size_bytes(pages.dtype), pages.dtype,
+             to + head * rows.stride[1] * size_bytes(rows.dtype), rows.dtype, rows.shape[2], scale);
   }
 }
 
 }  // namespace
 
-void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows) {
+void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, const Tensor& scale) {
+  const float factor = scale.is_given() ? *static_cast<const float*>(scale.data) : 1.0F;
   const int64_t num_rows = plan.num_rows();
   const int64_t work = num_rows * rows.shape[1] * rows.shape[2];
   parallel_for((num_rows + kRowsPerTask - 1) / kRowsPerTask, work, [&](int64_t task) {
@@ -36,7 +48,7 @@ void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& row
       while (row >= plan.row_start[run + 1]) ++run;
       const auto position = static_cast<int32_t>(plan.first_offset[run] + row - plan.row_start[run]);
       const int64_t page = plan.pages[plan.page_start[run] + index::page_index(position, plan.page_size)];
-      copy_token(pages, page, index::page_offset(position, plan.page_size), rows, row);
+      move_token(pages, page, index::page_offset(position, plan.page_size), rows, row, factor);
     }
   });
 }

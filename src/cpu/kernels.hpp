@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "core/output_scale.hpp"
 #include "mask/program.hpp"
 #include "qkv/tensor.hpp"
 
@@ -62,6 +63,7 @@ struct TaskToken {
   float* state_out = nullptr;
   float* state_lse = nullptr;
   std::byte* out = nullptr;  // [group_size, head_dim_v]
+  OutputScale out_scale;     // from the group's first head on
   float* lse = nullptr;      // [group_size], or nullptr
 
   // Absolute position.
@@ -91,7 +93,6 @@ struct ForwardTask {
   int32_t first_head = 0;               // the group's first query head
 
   DType out_dtype = DType::f32;
-  float out_scale = 1;          // 8-bit outputs are results / out_scale
   int64_t out_head_stride = 0;  // in bytes
   int64_t lse_head_stride = 0;  // in elements
 

@@ -14,7 +14,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Values are joined a strip at a time, in f32: a strip lives in registers or the first cache.
-constexpr int32_t kStrip = 64;
+constexpr int32_t kStrip = index::kScaleGroup;
 using Strip = std::array<float, kStrip>;
 
 void load_strip(const std::byte* row, DType dtype, int32_t begin, int32_t count, Strip& strip) {
@@ -25,15 +25,16 @@ void load_strip(const std::byte* row, DType dtype, int32_t begin, int32_t count,
   for (int32_t c = 0; c < count; ++c) strip[c] = load_f32(row + (begin + c) * sizeof(uint16_t), dtype);
 }
 
-// out_scale is 1 for all but 8-bit floats, and dividing by 1 changes nothing.
-void store_strip(std::byte* row, DType dtype, int32_t begin, int32_t count, float out_scale, const Strip& strip) {
-  for (int32_t c = 0; c < count; ++c) store_f32(row + (begin + c) * size_bytes(dtype), dtype, strip[c] / out_scale);
+void store_strip(std::byte* row, DType dtype, int32_t begin, int32_t count, const OutputScale& out_scale,
+                 const Strip& strip) {
+  const float scale = out_scale.of_group(dtype, begin / kStrip, strip.data(), count);
+  for (int32_t c = 0; c < count; ++c) store_f32(row + (begin + c) * size_bytes(dtype), dtype, strip[c] / scale);
 }
 
 }  // namespace
 
 float merge_row(std::span<const StateRow> states, const float* sink, int32_t dim, std::byte* out, DType out_dtype,
-                float out_scale) {
+                const OutputScale& out_scale) {
   float maximum = sink != nullptr ? *sink : -kInfinity;
   bool is_nan = false;
   for (const StateRow& state : states) {
@@ -63,7 +64,7 @@ float merge_row(std::span<const StateRow> states, const float* sink, int32_t dim
 }
 
 void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale) {
-  const float scale = out_scale.is_given() ? *static_cast<const float*>(out_scale.data) : 1.0F;
+  const OutputScale scale = output_scale(out_scale);
   const int64_t num_heads = out.shape[1];
   const auto dim = static_cast<int32_t>(out.shape[2]);
   const auto row_of = [](const Tensor& tensor, int64_t token, int64_t head) {
@@ -79,7 +80,7 @@ void merge_states(const std::vector<State>& states, const Tensor& out, const Ten
       for (size_t s = 0; s < states.size(); ++s) {
         rows[s] = {row_of(states[s].out, token, head), states[s].out.dtype, *lse_of(states[s].lse, token, head)};
       }
-      const float merged = merge_row(rows, nullptr, dim, row_of(out, token, head), out.dtype, scale);
+      const float merged = merge_row(rows, nullptr, dim, row_of(out, token, head), out.dtype, scale.at(token, head));
       if (lse.is_given()) *lse_of(lse, token, head) = merged;
     }
   });

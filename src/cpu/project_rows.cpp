@@ -50,7 +50,7 @@ void project_rows_as(const ProjectTask& task) {
       multiply_store<kBlockVectors>(rows + int64_t{row} * task.depth, task.depth, panel, kPanel, task.depth, sums,
                                     kPanel);
       for (int32_t r = 0; r < HWY_MIN(kBlockRows, task.num_rows - row); ++r) {
-        store_row(task.dtype, sums + r * kPanel, count, 1.0F,
+        store_row(task.dtype, sums + r * kPanel, count, OutputScale(),
                   task.out + (row + r) * task.out_stride + begin * static_cast<int64_t>(sizeof(T)));
       }
     }

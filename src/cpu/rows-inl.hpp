@@ -113,12 +113,16 @@ inline float slope_log2(const TaskToken& token, int32_t head) {
   return token.alibi_slopes != nullptr ? token.alibi_slopes[head] * kLog2e : 0.0F;
 }
 
-// Outputs of 8-bit floats are divided by out_scale.
-inline void store_row(DType dtype, const float* values, int32_t count, float out_scale, std::byte* out) {
+// Outputs of 8-bit floats are divided by their scales.
+inline void store_row(DType dtype, const float* values, int32_t count, const OutputScale& out_scale, std::byte* out) {
   if (dtype == DType::f32) {
     std::memcpy(out, values, count * sizeof(float));
   } else if (is_float8(dtype)) {
-    for (int32_t i = 0; i < count; ++i) store_f32(out + i, dtype, values[i] / out_scale);
+    for (int32_t begin = 0; begin < count; begin += index::kScaleGroup) {
+      const int32_t end = begin + index::kScaleGroup < count ? begin + index::kScaleGroup : count;
+      const float scale = out_scale.of_group(dtype, begin / index::kScaleGroup, values + begin, end - begin);
+      for (int32_t i = begin; i < end; ++i) store_f32(out + i, dtype, values[i] / scale);
+    }
   } else if (dtype == DType::bf16) {
     for (int32_t i = 0; i < count; ++i) store_f32(out + 2 * i, DType::bf16, values[i]);
   } else {
@@ -149,7 +153,8 @@ inline void finish_row(const ForwardTask& task, int32_t row, float max, float su
     token.state_lse[head] = lse;
     return;
   }
-  store_row(task.out_dtype, weighted, task.head_dim_v, task.out_scale, token.out + head * task.out_head_stride);
+  store_row(task.out_dtype, weighted, task.head_dim_v, token.out_scale.at(0, head),
+            token.out + head * task.out_head_stride);
   if (token.lse != nullptr) token.lse[head * task.lse_head_stride] = lse;
 }
 

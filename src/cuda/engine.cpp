@@ -8,6 +8,7 @@
 
 #include "core/checks.hpp"
 #include "core/environment.hpp"
+#include "core/output_scale.hpp"
 #include "core/scale_layout.hpp"
 #include "cuda/device_planner.hpp"
 #include "cuda/device_rules.hpp"
@@ -45,6 +46,17 @@ CacheWriteSide side_of(const Tensor& source, const Tensor& pages) {
   side.pages_dtype = dtype_code(pages.dtype);
   side.head_dim = static_cast<int>(pages.shape[3]);
   return side;
+}
+
+OutputScaleLayout layout_of_output_scale(const Tensor& out_scale) {
+  OutputScaleLayout layout{};
+  layout.data = static_cast<float*>(out_scale.data);
+  if (output_scales(out_scale) == OutputScales::per_tensor) return layout;
+  layout.of_groups = 1;
+  layout.token_stride = out_scale.stride[0];
+  layout.head_stride = out_scale.stride[1];
+  layout.group_stride = out_scale.stride[2];
+  return layout;
 }
 
 KeyValueScales scales_of(CacheScales granularity, const Tensor& scale) {
@@ -267,7 +279,7 @@ class CudaLayer final : public plan::LayerEngine {
     if (call.query_scale.is_given()) {
       params.query_scale = scales_of(query_scales(call.query_scale), call.query_scale);
     }
-    params.out_scale = static_cast<const float*>(call.out_scale.data);
+    params.out_scale = layout_of_output_scale(call.out_scale);
     params.out = call.out.data;
     params.out_token_stride = call.out.stride[0];
     params.out_head_stride = call.out.stride[1];
@@ -366,7 +378,7 @@ class CudaEngine final : public plan::Engine {
     MergeStatesParams params{};
     params.num_states = static_cast<int>(states.size());
     params.merged = view_of(out, lse);
-    params.out_scale = static_cast<const float*>(out_scale.data);
+    params.out_scale = layout_of_output_scale(out_scale);
     params.num_tokens = out.shape[0];
     params.num_heads = static_cast<int>(out.shape[1]);
     params.head_dim_v = static_cast<int>(out.shape[2]);
@@ -389,7 +401,7 @@ class CudaEngine final : public plan::Engine {
   void place(plan::GatherPlan& plan, Stream stream) const override {
     const CurrentDevice current(device_index_);
     // What is gathered becomes states that are merged: both kernels are compiled now, not in the middle of a step.
-    for (const char* kernel : {"gather", "merge_states"}) {
+    for (const char* kernel : {"gather", "gather_float8", "merge_states"}) {
       jit::kernels().get(plain_source(kernel, device_facts(device_index_).arch));
     }
     place_gather(plan, device_index_, handle_of(stream));
@@ -399,10 +411,12 @@ class CudaEngine final : public plan::Engine {
     return cuda::make_projector(matrix, device_index_);
   }
 
-  void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, Stream stream) const override {
+  void gather(const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows, const Tensor& scale,
+              Stream stream) const override {
     const CurrentDevice current(device_index_);
-    const jit::Kernel& kernel = jit::kernels().get(plain_source("gather", device_facts(device_index_).arch));
-    cuda::gather(kernel, pages, plan, rows, handle_of(stream));
+    const char* name = gather_kernel(pages, rows);
+    const jit::Kernel& kernel = jit::kernels().get(plain_source(name, device_facts(device_index_).arch));
+    cuda::gather(kernel, pages, plan, rows, scale, handle_of(stream));
   }
 
   void follow(Stream later, Stream earlier) const override {

@@ -45,11 +45,16 @@ int32_t rows_of(const LayerSpec& layer, const ForwardSm90FewRows::Variant& varia
 }  // namespace
 
 shape::KeyValueShape few_rows_shape(const LayerSpec& layer) {
+  const bool group_scales = layer.output_scales == OutputScales::per_token_group;
   return {layer.head_dim, layer.value_dim(), static_cast<int>(size_bytes(layer.kv_dtype)),
-          layer.cache && layer.cache->scales == CacheScales::per_token_head};
+          layer.cache && layer.cache->scales == CacheScales::per_token_head,
+          group_scales ? shape::group_vectors(layer.value_dim()) : 1};
 }
 
 bool ForwardSm90FewRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
+  if (layer.output_scales == OutputScales::per_token_group && !shape::supports_group_scales(layer.value_dim())) {
+    return false;
+  }
   return facts.arch == "sm_90a" && !is_float8(layer.query_dtype) &&
          shape::supports(layer.head_dim, layer.value_dim()) && layer.group_size() <= shape::max_rows(layer.value_dim());
 }

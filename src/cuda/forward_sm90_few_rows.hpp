@@ -28,7 +28,7 @@ struct FewRowsLaunch {
 // What supports() asks for, in words.
 inline constexpr const char* kFewRowsNeeds =
     "sm_90a, head sizes that are multiples of 16 up to 256, and at most 32 query heads a KV head (16 where values are "
-    "wider than 128)";
+    "wider than 128); with output scales of groups, values of 16, 32, 64, 128 or 256";
 
 // How the layer's keys and values lie in the cache, as its shapes depend on it.
 index::few_rows::KeyValueShape few_rows_shape(const LayerSpec& layer);

@@ -62,7 +62,14 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int32_t dim, int32_t
 bool ForwardSm90ManyRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
   if (facts.arch != "sm_90a") return false;
   const int32_t page_size = layer.cache ? layer.cache->page_size : 0;
-  if (!uses_float8(layer)) return index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size);
+  if (!is_float8(layer.query_dtype) && !is_float8(layer.kv_dtype)) {
+    // Beside 16-bit weights there are no registers left to choose scales in.
+    const bool stores = !is_float8(layer.out_dtype()) || (layer.output_scales == OutputScales::per_tensor &&
+                                                          layer.value_dim() % index::kManyRowsFloat8Columns == 0);
+    return stores && index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size);
+  }
+  // Nor beside 256 columns.
+  if (layer.output_scales == OutputScales::per_token_group && layer.value_dim() > 128) return false;
   return layer.query_dtype == DType::f8e4m3 && layer.kv_dtype == DType::f8e4m3 && layer.cache &&
          layer.cache->scales != CacheScales::per_token_head &&
          index::many_rows_f8_supports(layer.head_dim, layer.value_dim(), page_size);

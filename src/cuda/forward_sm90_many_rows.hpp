@@ -14,7 +14,8 @@ namespace qkv::cuda {
 // What supports() asks for, in words.
 inline constexpr const char* kManyRowsNeeds =
     "sm_90a, head sizes 64, 96, 128, 256 or 192/128, and dense keys or pages of a multiple of 16 tokens; with 8-bit "
-    "floats, head sizes 64, 128 or 256, queries and caches both f8e4m3, and scales not per token";
+    "outputs of 16-bit layers, head sizes other than 96 and output scales per_tensor; with 8-bit queries or caches, "
+    "head sizes 64, 128 or 256 (with output scales of groups 64 or 128), both of them f8e4m3, and scales not per token";
 
 class ForwardSm90ManyRows {
  public:

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/device/params.hpp"
+#include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 #include "cuda/memory.hpp"
 
@@ -37,8 +38,12 @@ void place_gather(plan::GatherPlan& plan, int32_t device_index, jit::CUstream st
   plan.placed = std::move(placed);
 }
 
+const char* gather_kernel(const Tensor& pages, const Tensor& rows) {
+  return pages.dtype == rows.dtype ? "gather" : "gather_float8";
+}
+
 void gather(const jit::Kernel& kernel, const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows,
-            jit::CUstream stream) {
+            const Tensor& scale, jit::CUstream stream) {
   if (plan.num_rows() == 0) return;
   CacheGatherParams params = static_cast<const PlacedGather&>(*plan.placed).params;
   params.pages = {pages.data, pages.stride[0], pages.stride[1], pages.stride[2]};
@@ -48,6 +53,9 @@ void gather(const jit::Kernel& kernel, const Tensor& pages, const plan::GatherPl
   params.num_heads = static_cast<int>(rows.shape[1]);
   params.head_dim = static_cast<int>(rows.shape[2]);
   params.element_bytes = size_bytes(pages.dtype);
+  params.pages_dtype = dtype_code(pages.dtype);
+  params.rows_dtype = dtype_code(rows.dtype);
+  params.scale = static_cast<const float*>(scale.data);
   int64_t longest = 0;
   for (int64_t i = 0; i < plan.num_runs(); ++i) longest = std::max(longest, plan.row_start[i + 1] - plan.row_start[i]);
   const auto row_blocks = static_cast<uint32_t>(std::min((longest + kRowsOfCta - 1) / kRowsOfCta, kMaxGridY));

@@ -1,4 +1,4 @@
-// Launches of gather_pages.
+// Launches of the kernels that gather.
 #pragma once
 
 #include "jit/module.hpp"
@@ -11,8 +11,11 @@ namespace qkv::cuda {
 // Brings the plan's arrays to the device.
 void place_gather(plan::GatherPlan& plan, int32_t device_index, jit::CUstream stream);
 
-// As cpu::gather; the plan has been placed.
+// Which of them gathers such pages to such rows.
+const char* gather_kernel(const Tensor& pages, const Tensor& rows);
+
+// As cpu::gather; the plan has been placed, the kernel is that of gather_kernel.
 void gather(const jit::Kernel& kernel, const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows,
-            jit::CUstream stream);
+            const Tensor& scale, jit::CUstream stream);
 
 }  // namespace qkv::cuda

@@ -43,7 +43,7 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
       "namespace qkv::cuda::key {{\n"
       "constexpr bool is_bf16 = {};\n"
       "constexpr int query_dtype = {}, kv_dtype = {}, out_dtype = {};\n"
-      "constexpr bool token_scales = {};\n"
+      "constexpr bool token_scales = {}, group_scales = {};\n"
       "constexpr int head_dim = {}, head_dim_v = {}, group_size = {};\n"
       "constexpr int page_size = {};\n"
       "constexpr int key_run = {}, num_ranks = {}, interleave_size = {};\n"
@@ -56,11 +56,12 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
       "{}"
       "}}\n",
       layer.query_dtype == DType::bf16, dtype_code(layer.query_dtype), dtype_code(layer.kv_dtype),
-      dtype_code(layer.out_dtype()), layer.cache && layer.cache->scales == CacheScales::per_token_head, layer.head_dim,
-      layer.value_dim(), layer.group_size(), layer.cache ? layer.cache->page_size : 0, static_cast<int>(layer.key_run),
-      layer.shard.num_ranks, layer.shard.interleave_size, layer.softcap > 0, alibi, !always_visible,
-      program.depends_on_head, program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv,
-      layer.effective_scale() > 0, own_constants_text(key));
+      dtype_code(layer.out_dtype()), layer.cache && layer.cache->scales == CacheScales::per_token_head,
+      layer.output_scales == OutputScales::per_token_group, layer.head_dim, layer.value_dim(), layer.group_size(),
+      layer.cache ? layer.cache->page_size : 0, static_cast<int>(layer.key_run), layer.shard.num_ranks,
+      layer.shard.interleave_size, layer.softcap > 0, alibi, !always_visible, program.depends_on_head,
+      program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv, layer.effective_scale() > 0,
+      own_constants_text(key));
 }
 
 std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
@@ -70,6 +71,7 @@ std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
   if (is_float8(layer.kv_dtype)) {
     name += fmt::format(" {} scales {}", to_string(layer.kv_dtype), to_string(layer.cache->scales));
   }
+  if (layer.output_scales == OutputScales::per_token_group) name += " output scales per_token_group";
   if (layer.key_run != KeyRun::all) name += fmt::format(" keys {}", to_string(layer.key_run));
   if (layer.shard.num_ranks > 1)
     name += fmt::format(" ranks {} by {}", layer.shard.num_ranks, layer.shard.interleave_size);
@@ -81,10 +83,6 @@ std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
 }
 
 }  // namespace
-
-bool uses_float8(const LayerSpec& layer) {
-  return is_float8(layer.query_dtype) || is_float8(layer.kv_dtype) || is_float8(layer.out_dtype());
-}
 
 int dtype_code(DType dtype) {
   switch (dtype) {

@@ -28,10 +28,6 @@ jit::Source plain_source(const char* kernel, const std::string& arch);
 // The kernel that writes new tokens to caches with such scales.
 jit::Source cache_write_source(CacheScales scales, const std::string& arch);
 
-// Queries, keys, values or outputs of 8 bits: but for queries and caches that ForwardSm90ManyRows multiplies in 8 bits,
-// the sm80 kernel runs the layer's items of many rows on every GPU.
-bool uses_float8(const LayerSpec& layer);
-
 // 0 f32, 1 f16, 2 bf16, 3 f8e4m3, 4 f8e5m2, as in device code.
 int dtype_code(DType dtype);
 

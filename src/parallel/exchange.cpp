@@ -109,7 +109,7 @@ Tensor gather_queries(const ExchangeShape& shape, const Tensor& query, const pla
   const int64_t num_tokens = buffers.num_tokens;
   const Tensor page = Tensor::strided(query.data, query.dtype, {1, num_tokens, shape.num_heads, shape.head_dim},
                                       {0, query.stride[0], query.stride[1], query.stride[2]}, query.device);
-  engine.gather(page, rows, head_major(buffers.own_query, shape.num_heads, num_tokens, shape.head_dim), stream);
+  engine.gather(page, rows, head_major(buffers.own_query, shape.num_heads, num_tokens, shape.head_dim), {}, stream);
   collectives.all_gather(buffers.own_query, buffers.all_queries, stream);
   return head_major(buffers.all_queries, shape.num_all_heads, num_tokens, shape.head_dim);
 }

@@ -88,11 +88,12 @@ class Engine {
   virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,
                             const Tensor& out_scale, Stream stream) const = 0;
   // Brings a gather's arrays to where the engine reads them; then pages [num_pages, page_size, num_heads, head_dim] to
-  // rows [plan's rows, num_heads, head_dim] of the same dtype. Pages with a head stride of 0 spread a row over all
-  // heads.
+  // rows [plan's rows, num_heads, head_dim] of the same dtype; or from 8-bit floats to f32, f16 or bf16, times *scale.
+  // Pages with a head stride of 0 spread a row over all heads.
   virtual void place(GatherPlan& plan, Stream stream) const = 0;
   virtual std::unique_ptr<Projector> make_projector(const ProjectionMatrix& matrix) const = 0;
-  virtual void gather(const Tensor& pages, const GatherPlan& plan, const Tensor& rows, Stream stream) const = 0;
+  virtual void gather(const Tensor& pages, const GatherPlan& plan, const Tensor& rows, const Tensor& scale,
+                      Stream stream) const = 0;
   // What is put on `later` from now on runs after all that is on `earlier`. Streams that are the same are in order.
   virtual void follow(Stream later, Stream earlier) const = 0;
 };

@@ -44,6 +44,11 @@ const std::vector<Feature>& features() {
       {"fp8 query", Choice::query, [](LayerSpec& s) { s.query_dtype = DType::f8e4m3; }},
       {"bf16 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::bf16; }},
       {"fp8 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::f8e4m3; }},
+      {"fp8 output by group", Choice::output,
+       [](LayerSpec& s) {
+         s.output_dtype = DType::f8e4m3;
+         s.output_scales = OutputScales::per_token_group;
+       }},
       {"one KV head", Choice::none, [](LayerSpec& s) { s.num_kv_heads = 1; }},
       {"head_dim 72", Choice::none, [](LayerSpec& s) { s.head_dim = 72; }},
       {"head_dim_v 512", Choice::none, [](LayerSpec& s) { s.head_dim_v = 512; }},

@@ -36,6 +36,16 @@ std::string_view to_string(CacheScales scales) {
   return "unknown";
 }
 
+std::string_view to_string(OutputScales scales) {
+  switch (scales) {
+    case OutputScales::per_tensor:
+      return "per_tensor";
+    case OutputScales::per_token_group:
+      return "per_token_group";
+  }
+  return "unknown";
+}
+
 DType LayerSpec::out_dtype() const { return output_dtype.value_or(is_float8(query_dtype) ? DType::bf16 : query_dtype); }
 
 float LayerSpec::effective_scale() const { return scale.value_or(1.0F / std::sqrt(static_cast<float>(head_dim))); }

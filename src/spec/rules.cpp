@@ -66,6 +66,12 @@ class Rules {
     };
     check_dim("head_dim", spec_.head_dim, fp8_cache);
     check_dim("head_dim_v", spec_.value_dim(), fp8_cache || is_float8(spec_.out_dtype()));
+    // The sm80 kernel computes wider rows in two passes of half the columns, which must not cut a group.
+    const bool cuts_groups = spec_.value_dim() > 256 && spec_.value_dim() != 512;
+    if (spec_.output_scales == OutputScales::per_token_group && cuts_groups) {
+      against("head_dim_v", spec_.value_dim(), "up to 256, or 512, with output_scales per_token_group on a GPU",
+              ErrorCode::unsupported);
+    }
     const size_t num_operands = operands_of(spec_.effective_mask()).size();
     if (num_operands > kMaxCudaOperands) {
       against("mask", fmt::format("{} operands", num_operands),
@@ -101,6 +107,10 @@ class Rules {
     check("kv_dtype", spec_.kv_dtype, spec_.cache.has_value(),
           spec_.cache ? kAllFormats : "f32, f16 or bf16 for dense keys and values: only caches are of 8-bit floats");
     if (spec_.output_dtype) check("output_dtype", *spec_.output_dtype, true, kAllFormats);
+    if (spec_.output_scales != OutputScales::per_tensor && !is_float8(spec_.out_dtype())) {
+      against("output_scales", to_string(spec_.output_scales),
+              fmt::format("per_tensor with outputs of {}: only 8-bit floats are scaled", to_string(spec_.out_dtype())));
+    }
   }
 
   void check_cache() {

@@ -75,6 +75,37 @@ TEST(gather_cache, one_row_spreads_over_all_heads) {
   for (int64_t h = 0; h < 5; ++h) EXPECT_EQ(tools::load(rows.view(), {0, h, 3}), tools::load(spread, {2, 2, 0, 3}));
 }
 
+TEST(gather_cache, pages_of_8_bit_floats_are_copied_or_widened) {
+  for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+    const tools::OwnedTensor pages(dtype, {2, 4, 6});
+    for (int64_t i = 0; i < 48; ++i)
+      tools::store(pages.view(), {i / 24, i / 6 % 4, i % 6}, 0.25F * static_cast<float>(i - 20));
+    const std::vector<int32_t> table = {1, 0}, starts = {1}, cu_seq_lens = {0, 6};
+    const std::vector<float> scale = {0.3F};
+    const Tensor block_table = Tensor::of(table, {1, 2});
+    const tools::OwnedTensor copied(dtype, {6, 6}), widened(DType::bf16, {6, 6});
+    gather_cache(pages.view(), block_table, view(starts), view(cu_seq_lens), copied.view());
+    gather_cache(pages.view(), block_table, view(starts), view(cu_seq_lens), widened.view(), {}, view(scale, {1}));
+    const tools::OwnedTensor rounded(DType::bf16, {1});
+    for (int64_t row = 0; row < 6; ++row) {
+      const int64_t page = row + 1 < 4 ? 1 : 0;
+      for (int64_t d = 0; d < 6; ++d) {
+        const float element = tools::load(pages.view(), {page, (row + 1) % 4, d});
+        EXPECT_EQ(tools::load(copied.view(), {row, d}), element);
+        tools::store(rounded.view(), {0}, element * scale[0]);
+        EXPECT_EQ(tools::load(widened.view(), {row, d}), tools::load(rounded.view(), {0}));
+      }
+    }
+    const auto refused = [&](const tools::OwnedTensor& rows, const Tensor& given, ErrorCode code) {
+      expect_refused(
+          [&] { gather_cache(pages.view(), block_table, view(starts), view(cu_seq_lens), rows.view(), {}, given); },
+          code, "scale");
+    };
+    refused(widened, {}, ErrorCode::invalid_argument);
+    refused(copied, view(scale, {1}), ErrorCode::mismatch);
+  }
+}
+
 TEST(gather_cache, what_does_not_fit_is_refused_by_name) {
   const Pages pages;
   tools::OwnedTensor rows(DType::f32, {8, 2, 8});

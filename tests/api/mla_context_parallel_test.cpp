@@ -2,6 +2,8 @@
 // latent; what ranks that differ are told; what is refused.
 #include "qkv/mla_context_parallel.hpp"
 
+#include <gmock/gmock.h>
+
 #include <cmath>
 
 #include "mla_cases.hpp"
@@ -69,6 +71,20 @@ TEST(mla_context_parallel, threads_with_contexts_of_many_chunks) {
   expect_agrees(c);
   c.attention.layer.mask = mask::causal() & ((mask::q_head() < MaskValue(2)) | mask::window(7, 0));  // heads differ
   expect_agrees(c);
+}
+
+// A rank widens the bytes that it keeps; a result is rounded to 8 bits once, where states have been joined.
+TEST(mla_context_parallel, threads_with_8_bit_latents_and_outputs) {
+  for (const StateExchange exchange :
+       {StateExchange::all_to_all, StateExchange::reduce_scatter, StateExchange::all_gather}) {
+    for (const OutputScales scales : {OutputScales::per_tensor, OutputScales::per_token_group}) {
+      MlaCase c = case_by_hand(exchange, 2, {130, 0, 33, 1}, {9, 5, 1, 3}, 80);
+      c.cache_dtype = DType::f8e4m3;
+      c.attention.layer.output_dtype = DType::f8e4m3;
+      c.attention.layer.output_scales = scales;
+      expect_agrees(c);
+    }
+  }
 }
 
 MlaContextParallelSpec small_spec() {
@@ -154,6 +170,11 @@ TEST(mla_context_parallel, threads_that_differ_are_told_in_what) {
             "layer.kv_lora_rank: got 40 on rank 1; allowed: 32, as on rank 0");
   EXPECT_EQ(disagreement([](MlaContextParallelSpec& spec) { spec.layer.mask = mask::everything(); }),
             "layer.mask: got another one on rank 1; allowed: the same on all ranks");
+  EXPECT_THAT(disagreement([](MlaContextParallelSpec& spec) {
+                spec.layer.cache_dtype = DType::f8e4m3;
+                spec.layer.cache.scales = CacheScales::per_tensor;
+              }),
+              ::testing::StartsWith("layer.cache_dtype: got "));
 }
 
 void expect_all_refuse(int32_t num_ranks, const MlaContextParallelSpec& spec, ErrorCode code,
@@ -208,6 +229,13 @@ TEST(mla_context_parallel, plans_and_tensors_that_do_not_fit_are_refused_before_
     const MlaPlan smaller = MlaPrefill(own_heads).plan(fresh.batch, chunks_of(32));
     refused(step.query.view(), smaller, memory.slice(0, 0, smaller.workspace_bytes() / 4), ErrorCode::invalid_argument,
             "workspace");
+    const std::vector<float> scale = {1};
+    expect_refused(
+        [&] {
+          attention.forward(step.query.view(), step.latents.view(), step.cache.view(), plan, projection, memory,
+                            step.out.view(), {}, {}, {}, {}, testing::view(scale, {1}));
+        },
+        ErrorCode::mismatch, "latent_scale");
     EXPECT_TRUE(std::isnan(tools::load(step.out.view(), {0, 0, 0})));
     of_latents.num_ranks = 3;
     expect_refused([&] { attention.plan(step.batch, of_latents); }, ErrorCode::mismatch, "options.num_ranks");

@@ -1,122 +1,15 @@
 // The steps of MLA prefill in the caller's hands, ranks that share a cache, and what is refused.
+#include <gmock/gmock.h>
+
 #include <cmath>
 
-#include "core/index/interleave.hpp"
-#include "qkv/reference.hpp"
+#include "mla_scene.hpp"
 #include "support/rank_threads.hpp"
-#include "support/small_layer.hpp"
 
 namespace qkv {
 namespace {
 
-using testing::expect_refused;
-using tools::OwnedTensor;
-using Ints = std::vector<int32_t>;
-
-constexpr int32_t kHeads = 2, kNope = 16, kRope = 8, kHeadDim = kNope + kRope, kValue = 24, kRank = 32, kPage = 8;
-
-MlaSpec small_spec() {
-  MlaSpec spec;
-  spec.num_heads = kHeads;
-  spec.qk_nope_head_dim = kNope;
-  spec.qk_rope_head_dim = kRope;
-  spec.v_head_dim = kValue;
-  spec.kv_lora_rank = kRank;
-  spec.dtype = DType::f32;
-  spec.cache.page_size = kPage;
-  return spec;
-}
-
-// Latents of all tokens of all requests, the matrix, and what plain attention makes of them.
-struct Scene {
-  Scene(MlaSpec of_layer, Ints context_lens, Ints q_lens)
-      : spec(std::move(of_layer)), contexts(std::move(context_lens)) {
-    tools::Draw draw(17, static_cast<int64_t>(contexts.size()));
-    for (size_t r = 0; r < contexts.size(); ++r) {
-      query_start_loc.push_back(query_start_loc.back() + q_lens[r]);
-      seq_lens.push_back(contexts[r] + q_lens[r]);
-      num_keys += seq_lens.back();
-    }
-    const auto filled = [&](std::initializer_list<int64_t> shape, float magnitude) {
-      OwnedTensor tensor(DType::f32, shape);
-      auto* values = static_cast<float*>(tensor.view().data);
-      for (int64_t i = 0; i < tensor.view().num_elements(); ++i) values[i] = magnitude * draw.normal();
-      return tensor;
-    };
-    latents = filled({num_keys, kRank + kRope}, 1);
-    matrix = filled({kHeads * (kNope + kValue), kRank}, 0.2F);
-    query = filled({query_start_loc.back(), kHeads, kHeadDim}, 1);
-    expand(latents.view(), key, value_memory);
-    LayerSpec layer = testing::layer_of(kHeads, kHeads, kHeadDim);
-    layer.head_dim_v = kValue;
-    layer.mask = spec.mask;
-    layer.sinks = spec.sinks;
-    expected = reference::attention(layer, batch(), query.view(), key.view(), value(value_memory));
-  }
-
-  // Keys, and values as a strided view of rows of a wider projection's result.
-  void expand(const Tensor& rows, OwnedTensor& keys, OwnedTensor& wide) const {
-    keys = OwnedTensor(DType::f32, {rows.shape[0], kHeads, kHeadDim});
-    wide = OwnedTensor(DType::f32, {rows.shape[0], kHeads, kNope + kValue});
-    matrix_projection(spec, matrix.view())({rows.slice(1, 0, kRank), keys.view().slice(2, 0, kNope), value(wide), {}});
-    for (int64_t t = 0; t < rows.shape[0]; ++t) {
-      for (int64_t h = 0; h < kHeads; ++h) {
-        for (int64_t d = 0; d < kRope; ++d) {
-          tools::store(keys.view(), {t, h, kNope + d}, tools::load(rows, {t, kRank + d}));
-        }
-      }
-    }
-  }
-  static Tensor value(const OwnedTensor& wide) { return wide.view().slice(2, kNope, kNope + kValue); }
-
-  Batch batch() const {
-    Batch batch;
-    batch.query_start_loc = testing::view(query_start_loc);
-    batch.seq_lens = testing::view(seq_lens);
-    return batch;
-  }
-
-  // Rows of the new tokens, one request after another.
-  OwnedTensor new_latents() const {
-    OwnedTensor rows(DType::f32, {query_start_loc.back(), kRank + kRope});
-    for (size_t r = 0; r < contexts.size(); ++r) {
-      for (int64_t t = contexts[r]; t < seq_lens[r]; ++t) {
-        copy_row(first_key(r) + t, rows.view(), query_start_loc[r] + t - contexts[r]);
-      }
-    }
-    return rows;
-  }
-
-  int64_t first_key(size_t request) const {
-    int64_t first = 0;
-    for (size_t r = 0; r < request; ++r) first += seq_lens[r];
-    return first;
-  }
-  void copy_row(int64_t key, const Tensor& rows, int64_t row) const {
-    for (int64_t d = 0; d < kRank + kRope; ++d) tools::store(rows, {row, d}, tools::load(latents.view(), {key, d}));
-  }
-
-  void expect_right(const OwnedTensor& out, const OwnedTensor& lse) const {
-    const int64_t num_tokens = query_start_loc.back();
-    for (int64_t t = 0; t < num_tokens; ++t) {
-      for (int64_t h = 0; h < kHeads; ++h) {
-        EXPECT_NEAR(tools::load(lse.view(), {h, t}), expected.lse[h * num_tokens + t], 1e-4);
-        for (int64_t d = 0; d < kValue; ++d) {
-          ASSERT_NEAR(tools::load(out.view(), {t, h, d}), expected.out[(t * kHeads + h) * kValue + d], 1e-4)
-              << t << ", " << h;
-        }
-      }
-    }
-  }
-
-  MlaSpec spec;
-  Ints contexts;
-  Ints query_start_loc = {0};
-  Ints seq_lens;
-  int64_t num_keys = 0;
-  OwnedTensor latents, matrix, query, key, value_memory;
-  reference::Result expected;
-};
+using namespace testing;  // NOLINT(google-build-using-namespace): the scene's names
 
 // What an engine does that gathers, exchanges and projects by itself: a state a chunk, joined to those before it.
 // rows_of(chunk): the chunk's latents in the order of its tokens.
@@ -177,43 +70,6 @@ TEST(mla_steps, of_the_caller_equal_attention_over_all_keys) {
   }
 }
 
-// Every rank keeps the tokens that are its own, in pages of its own, under one block table.
-struct SharedCache {
-  static constexpr int64_t kPagesOfRequest = 16;
-
-  SharedCache(const Scene& scene, int32_t num_ranks, int32_t interleave_size) {
-    options.page_size = kPage;
-    options.num_ranks = num_ranks;
-    options.interleave_size = interleave_size;
-    options.workspace_tokens = static_cast<int32_t>(scene.contexts.size()) * chunk_alignment(options);
-    const auto num_pages = static_cast<int64_t>(scene.contexts.size()) * kPagesOfRequest;
-    for (int32_t p = 0; p < num_pages; ++p) table.push_back(p);
-    for (int32_t rank = 0; rank < num_ranks; ++rank) {
-      caches.emplace_back(DType::f32, std::initializer_list<int64_t>{num_pages, kPage, kRank + kRope});
-      for (size_t r = 0; r < scene.contexts.size(); ++r) {
-        for (int32_t t = 0; t < scene.contexts[r]; ++t) {
-          if (index::rank_of_token(t, num_ranks, interleave_size) != rank) continue;
-          const int32_t local = index::local_position(t, num_ranks, interleave_size);
-          const int64_t page = static_cast<int64_t>(r) * kPagesOfRequest + local / kPage;
-          const Tensor rows =
-              Tensor::contiguous(static_cast<float*>(caches.back().view().data) + page * kPage * (kRank + kRope),
-                                 DType::f32, {kPage, kRank + kRope});
-          scene.copy_row(scene.first_key(r) + t, rows, local % kPage);
-        }
-      }
-    }
-  }
-
-  Tensor block_table() const {
-    const auto num_requests = static_cast<int64_t>(table.size()) / kPagesOfRequest;
-    return Tensor::contiguous(table.data(), DType::i32, {num_requests, kPagesOfRequest});
-  }
-
-  ContextChunkOptions options;
-  Ints table;
-  std::vector<OwnedTensor> caches;  // [num_ranks]
-};
-
 // All gather as many rows as rank 0 has; the rows side by side are what an all-gather gives.
 TEST(mla_steps, ranks_that_share_a_cache) {
   for (const auto& [num_ranks, interleave_size] : {std::pair{4, 1}, {2, 8}, {3, 2}}) {
@@ -242,29 +98,35 @@ TEST(mla_steps, ranks_that_share_a_cache) {
 
 // The ranks as threads: each reads pages of its own only, and has the whole result.
 TEST(mla_steps, threads_that_share_a_cache_run_the_whole) {
-  MlaSpec spec = small_spec();
-  spec.mask = mask::causal() & mask::window(50, 0);
-  spec.sinks = {0.3F, -0.7F};
-  const Scene scene(spec, {65, 96, 0, 13, 1}, {3, 2, 4, 1, 2});
-  for (const auto& [num_ranks, interleave_size] : {std::pair{1, 1}, {4, 1}, {2, 8}, {3, 2}, {8, 4}}) {
-    const SharedCache shared(scene, num_ranks, interleave_size);
-    const MlaPrefill attention(spec);
-    test::on_each_rank(in_process_ranks(num_ranks), [&](const std::shared_ptr<Collectives>& own) {
-      const int32_t rank = own->rank();
-      ContextChunkOptions options = shared.options;
-      options.rank = rank;
-      Batch batch = scene.batch();
-      batch.block_table = shared.block_table();
-      const MlaPlan plan = attention.plan(batch, options);
-      const int64_t num_tokens = plan.num_tokens();
-      EXPECT_LE(plan.workspace_bytes(),
-                attention.workspace_bytes(num_tokens, options.workspace_tokens, options.num_ranks));
-      const OwnedTensor workspace(DType::i32, {plan.workspace_bytes() / 4});
-      const OwnedTensor out(DType::f32, {num_tokens, kHeads, kValue}), lse(DType::f32, {kHeads, num_tokens});
-      attention.forward(scene.query.view(), scene.new_latents().view(), shared.caches[rank].view(), plan,
-                        matrix_projection(spec, scene.matrix.view()), workspace.view(), *own, out.view(), lse.view());
-      scene.expect_right(out, lse);
-    });
+  for (const std::optional<DType> cache_dtype : {std::optional<DType>(), {DType::f8e4m3}}) {
+    MlaSpec spec = small_spec();
+    spec.cache_dtype = cache_dtype;
+    if (cache_dtype) spec.cache.scales = CacheScales::per_tensor;
+    const std::vector<float> scale = {kLatentScale};
+    spec.mask = mask::causal() & mask::window(50, 0);
+    spec.sinks = {0.3F, -0.7F};
+    const Scene scene(spec, {65, 96, 0, 13, 1}, {3, 2, 4, 1, 2});
+    for (const auto& [num_ranks, interleave_size] : {std::pair{1, 1}, {4, 1}, {2, 8}, {3, 2}, {8, 4}}) {
+      const SharedCache shared(scene, num_ranks, interleave_size);
+      const MlaPrefill attention(spec);
+      test::on_each_rank(in_process_ranks(num_ranks), [&](const std::shared_ptr<Collectives>& own) {
+        const int32_t rank = own->rank();
+        ContextChunkOptions options = shared.options;
+        options.rank = rank;
+        Batch batch = scene.batch();
+        batch.block_table = shared.block_table();
+        const MlaPlan plan = attention.plan(batch, options);
+        const int64_t num_tokens = plan.num_tokens();
+        EXPECT_LE(plan.workspace_bytes(),
+                  attention.workspace_bytes(num_tokens, options.workspace_tokens, options.num_ranks));
+        const OwnedTensor workspace(DType::i32, {plan.workspace_bytes() / 4});
+        const OwnedTensor out(DType::f32, {num_tokens, kHeads, kValue}), lse(DType::f32, {kHeads, num_tokens});
+        attention.forward(scene.query.view(), scene.new_latents().view(), shared.caches[rank].view(), plan,
+                          matrix_projection(spec, scene.matrix.view()), workspace.view(), *own, out.view(), lse.view(),
+                          {}, {}, {}, cache_dtype ? view(scale, {1}) : Tensor());
+        scene.expect_right(out, lse);
+      });
+    }
   }
 }
 
@@ -283,12 +145,19 @@ TEST(mla_steps, layers_that_cannot_run_say_why) {
   spec = small_spec();
   spec.mask = mask::operand("qkv_key_shift", OperandScope::request) < mask::q_pos();
   EXPECT_EQ(explain(spec).size(), 1U);
-  spec = small_spec();
-  spec.output_dtype = DType::f8e4m3;
-  spec.cache.scales = CacheScales::per_tensor;
-  ASSERT_EQ(explain(spec).size(), 2U);
-  EXPECT_NE(explain(spec)[0].find("output_dtype: got f8e4m3"), std::string::npos);
-  EXPECT_NE(explain(spec)[1].find("cache.scales: got per_tensor"), std::string::npos);
+  const auto why = [](const std::function<void(MlaSpec&)>& change) {
+    MlaSpec changed = small_spec();
+    change(changed);
+    const std::vector<std::string> reasons = explain(changed);
+    return reasons.empty() ? std::string() : reasons[0];
+  };
+  EXPECT_THAT(why([](MlaSpec& s) { s.dtype = DType::f8e4m3; }), ::testing::StartsWith("dtype: got f8e4m3"));
+  EXPECT_THAT(why([](MlaSpec& s) { s.cache.scales = CacheScales::per_tensor; }),
+              ::testing::StartsWith("cache.scales: got per_tensor"));
+  EXPECT_THAT(why([](MlaSpec& s) { s.cache_dtype = DType::f8e4m3; }), ::testing::StartsWith("cache.scales: got none"));
+  EXPECT_THAT(why([](MlaSpec& s) { s.cache_dtype = DType::bf16; }), ::testing::StartsWith("cache_dtype: got bf16"));
+  EXPECT_THAT(why([](MlaSpec& s) { s.output_scales = OutputScales::per_token_group; }),
+              ::testing::StartsWith("output_scales: got per_token_group"));
 }
 
 struct Refusals : ::testing::Test {

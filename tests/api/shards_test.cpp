@@ -225,6 +225,7 @@ std::optional<Case> draw_decoder(uint64_t seed, int64_t index) {
   c.layer.shard = {};
   c.layer.key_run = KeyRun::all;
   c.layer.output_dtype = DType::f32;
+  c.layer.output_scales = OutputScales::per_tensor;
   c.prefix_groups.clear();
   c.with_lse = true;
   c.extra_rows = 0;

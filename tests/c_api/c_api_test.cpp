@@ -80,6 +80,7 @@ void expect_same_bits(const Case& c) {
   EXPECT_TRUE(cpp.data.value_pages.buffer() == through_c.data.value_pages.buffer()) << describe(c);
   EXPECT_TRUE(cpp.data.key_scale.buffer() == through_c.data.key_scale.buffer()) << describe(c);
   EXPECT_TRUE(cpp.data.value_scale.buffer() == through_c.data.value_scale.buffer()) << describe(c);
+  EXPECT_TRUE(cpp.data.out_scale.buffer() == through_c.data.out_scale.buffer()) << describe(c);
 }
 
 TEST(c_api, paged_decode_has_the_bits_of_cpp) {
@@ -91,6 +92,15 @@ TEST(c_api, paged_decode_has_the_bits_of_cpp) {
   c.layer.scale = 0.2F;
   c.layer.softcap = 20;
   expect_same_bits(c);
+}
+
+TEST(c_api, outputs_of_8_bits_have_the_bits_of_cpp) {
+  for (const OutputScales scales : {OutputScales::per_tensor, OutputScales::per_token_group}) {
+    Case c = case_of(8, 2, 192, {1, 20}, {300, 40});
+    c.layer.output_dtype = DType::f8e4m3;
+    c.layer.output_scales = scales;
+    expect_same_bits(c);
+  }
 }
 
 TEST(c_api, prefill_has_the_bits_of_cpp) {

@@ -142,7 +142,7 @@ TEST_F(c_mla, forward_does_what_its_cpp_namesake_does) {
   expect_ok(qkv_projection_create(project_by_matrix, matrix.view().data, &by_caller));
   const auto forward = [&](const qkv_projection* projection, const qkv_stream* gather_stream) {
     return qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, projection, &memory, nullptr, &result, nullptr,
-                           gather_stream, nullptr);
+                           nullptr, nullptr, gather_stream, nullptr);
   };
   expect_ok(forward(by_matrix, nullptr));
   EXPECT_EQ(std::vector<float>(values, values + expected.size()), expected);

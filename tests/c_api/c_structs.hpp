@@ -50,6 +50,7 @@ struct CSpec {
     if (layer.cache) spec.cache_scales = static_cast<qkv_cache_scales>(layer.cache->scales);
     spec.key_run = static_cast<qkv_key_run>(layer.key_run);
     spec.shard = {layer.shard.rank, layer.shard.num_ranks, layer.shard.interleave_size};
+    spec.output_scales = static_cast<qkv_output_scales>(layer.output_scales);
   }
   CSpec(const CSpec&) = delete;
   CSpec& operator=(const CSpec&) = delete;

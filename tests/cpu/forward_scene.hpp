@@ -146,18 +146,20 @@ class Scene {
     std::vector<std::byte> out(int64_t{rows} * (dims + 1) * bytes, std::byte{0x55});
     Result result{{}, std::vector<float>(rows, kGuard)};
     task.out_dtype = config_.out_dtype;
-    task.out_scale = is_float8(config_.out_dtype) ? kOutScale : 1;
+    OutputScale out_scale;
+    out_scale.given = is_float8(config_.out_dtype) ? kOutScale : 1;
     task.out_head_stride = (dims + 1) * bytes;
     task.lse_head_stride = 1;
     for (size_t t = 0; t < tokens.size(); ++t) {
       tokens[t].out = out.data() + t * group * task.out_head_stride;
+      tokens[t].out_scale = out_scale;
       tokens[t].lse = result.lse.data() + t * group;
     }
     kernel(task);
     for (int32_t row = 0; row < rows; ++row) {
       const std::byte* at = out.data() + int64_t{row} * (dims + 1) * bytes;
       for (int32_t d = 0; d < dims; ++d) {
-        result.out.push_back(load_f32(at + d * bytes, config_.out_dtype) * task.out_scale);
+        result.out.push_back(load_f32(at + d * bytes, config_.out_dtype) * out_scale.given);
       }
       EXPECT_EQ(at[dims * bytes], std::byte{0x55});
     }

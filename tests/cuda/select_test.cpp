@@ -317,20 +317,45 @@ TEST(select, cache_and_merge_kernels_belong_to_the_layer) {
   unsetenv("QKV_CHECK");
 }
 
-TEST(select, layers_of_8_bit_floats_run_hoppers_kernel_for_few_rows_and_the_cache_write_that_quantises) {
-  for (const bool output : {false, true}) {
-    LayerSpec layer = gpu_layer(8, 2, 128);
-    layer.cache = CacheSpec{16, output ? CacheScales::none : CacheScales::per_token_head};
-    (output ? layer.output_dtype.emplace() : layer.kv_dtype) = DType::f8e4m3;
-    const ForwardKernels kernels = forward_kernels(layer, facts_of("sm_90a"));
-    EXPECT_TRUE(kernels.few_rows_sm90);
-    EXPECT_FALSE(kernels.many_rows_sm90);
-    std::string names;
-    for (const jit::Source& source : reachable_sources(layer, facts_of("sm_90a"), {})) names += source.name + '\n';
-    EXPECT_THAT(names, HasSubstr(output ? "cache_write" : "cache_quantise"));
-    EXPECT_THAT(names, HasSubstr("forward_sm90_few_rows"));
-    EXPECT_THAT(names, ::testing::Not(HasSubstr("forward_sm90_many_rows")));
-    EXPECT_FALSE(forward_kernels(layer, facts_of("sm_80")).few_rows_sm90);
+TEST(select, layers_of_8_bit_caches_run_hoppers_kernel_for_few_rows_and_the_cache_write_that_quantises) {
+  LayerSpec layer = gpu_layer(8, 2, 128);
+  layer.cache = CacheSpec{16, CacheScales::per_token_head};
+  layer.kv_dtype = DType::f8e4m3;
+  const ForwardKernels kernels = forward_kernels(layer, facts_of("sm_90a"));
+  EXPECT_TRUE(kernels.few_rows_sm90);
+  EXPECT_FALSE(kernels.many_rows_sm90);
+  std::string names;
+  for (const jit::Source& source : reachable_sources(layer, facts_of("sm_90a"), {})) names += source.name + '\n';
+  EXPECT_THAT(names, HasSubstr("cache_quantise"));
+  EXPECT_THAT(names, HasSubstr("forward_sm90_few_rows"));
+  EXPECT_THAT(names, ::testing::Not(HasSubstr("forward_sm90_many_rows")));
+  EXPECT_FALSE(forward_kernels(layer, facts_of("sm_80")).few_rows_sm90);
+}
+
+TEST(select, layers_of_8_bit_outputs_run_hoppers_kernels_where_these_store_whole_pieces_and_groups) {
+  const auto kernels_of = [](int32_t head_dim, OutputScales scales) {
+    LayerSpec layer = gpu_layer(8, 2, head_dim);
+    layer.cache = CacheSpec{16};
+    layer.output_dtype = DType::f8e4m3;
+    layer.output_scales = scales;
+    return forward_kernels(layer, facts_of("sm_90a"));
+  };
+  for (const OutputScales scales : {OutputScales::per_tensor, OutputScales::per_token_group}) {
+    for (const int32_t head_dim : {64, 128, 256}) {
+      EXPECT_TRUE(kernels_of(head_dim, scales).few_rows_sm90);
+      EXPECT_EQ(kernels_of(head_dim, scales).many_rows_sm90, scales == OutputScales::per_tensor);
+    }
+    EXPECT_FALSE(kernels_of(96, scales).many_rows_sm90);
+    EXPECT_EQ(kernels_of(96, scales).few_rows_sm90, scales == OutputScales::per_tensor);
+    for (const int32_t head_dim : {64, 128, 256}) {
+      LayerSpec layer = gpu_layer(8, 2, head_dim);
+      layer.cache = CacheSpec{16, CacheScales::per_head};
+      layer.query_dtype = layer.kv_dtype = DType::f8e4m3;
+      layer.output_dtype = DType::f8e4m3;
+      layer.output_scales = scales;
+      const bool has_registers = scales == OutputScales::per_tensor || head_dim <= 128;
+      EXPECT_EQ(forward_kernels(layer, facts_of("sm_90a")).many_rows_sm90, has_registers) << head_dim;
+    }
   }
 }
 

@@ -1,4 +1,5 @@
 // MLA prefill on a GPU: the whole against the oracle, the gather against the CPU's.
+#include <cmath>
 #include <thread>
 #include <tuple>
 
@@ -63,6 +64,25 @@ TEST_F(gpu_mla, sizes_masks_and_contexts_of_every_kind) {
   expect_all_agree(cases);
 }
 
+TEST_F(gpu_mla, latents_and_outputs_of_8_bits) {
+  std::vector<tools::MlaCase> cases;
+  for (const OutputScales scales : {OutputScales::per_tensor, OutputScales::per_token_group}) {
+    for (const auto& [head_dim, rope, head_dim_v] : {std::tuple{192, 64, 128}, {256, 64, 256}, {48, 16, 32}}) {
+      tools::MlaCase c = mla_case(head_dim, rope, head_dim_v, {300, 0, 33, 200, 64}, {90, 5, 1, 20, 130}, 128);
+      c.attention.layer.output_dtype = DType::f8e4m3;
+      c.attention.layer.output_scales = scales;
+      cases.push_back(c);
+      c.cache_dtype = head_dim == 192 ? DType::f8e4m3 : DType::f8e5m2;
+      cases.push_back(c);
+      c.attention.layer.output_dtype.reset();
+      c.attention.layer.output_scales = OutputScales::per_tensor;
+      c.attention.layer.softcap = 20;
+      cases.push_back(c);
+    }
+  }
+  expect_all_agree(cases);
+}
+
 TEST_F(gpu_mla, random_cases_agree_with_the_oracle) {
   std::vector<tools::MlaCase> cases;
   for (int64_t i = 0; i < 100; i += 5) cases.push_back(tools::draw_mla_case(5, i, DeviceKind::cuda));
@@ -101,6 +121,40 @@ TEST_F(gpu_mla, gather_has_the_bits_of_the_cpu) {
                    rows.view());
       rows.fetch();
       EXPECT_EQ(on_cpu.buffer().bytes(), on_gpu.buffer().bytes());
+    }
+  }
+}
+
+TEST_F(gpu_mla, gather_of_8_bit_pages_has_the_bits_of_the_cpu) {
+  std::vector<float> scale = {0.3F};
+  const DeviceMemory scale_memory(kGpu, sizeof(float));
+  scale_memory.copy_from_host(scale.data());
+  const Tensor scale_of_gpu = Tensor::contiguous(scale_memory.data(), DType::f32, {1}, kGpu);
+  const std::vector<int32_t> table = {4, 2, 7, -1, 0, 8, 3, 5}, starts = {5, 16}, sums = {0, 41, 80};
+  const Tensor block_table = Tensor::of(table, {2, 4});
+  for (const DType pages_dtype : {DType::f8e4m3, DType::f8e5m2}) {
+    for (const DType rows_dtype : {pages_dtype, DType::bf16, DType::f16, DType::f32}) {
+      for (const int64_t dim : {80, 68, 67}) {                // vectors, single elements, odd rows
+        tools::OwnedTensor pages(pages_dtype, {9, 16, dim});  // NaN, where nothing else is stored
+        for (int64_t i = 0; i < 9 * 16 * dim; i += 3) {
+          static_cast<uint8_t*>(pages.view().data)[i] = static_cast<uint8_t>(i * 7);
+        }
+        tools::OwnedTensor on_cpu(rows_dtype, {80, 1, dim}), on_gpu(rows_dtype, {80, 1, dim});
+        const bool widens = rows_dtype != pages_dtype;
+        const Tensor with_head =
+            Tensor::strided(pages.view().data, pages_dtype, {9, 16, 1, dim}, {16 * dim, dim, dim, 1});
+        gather_cache(with_head, block_table, testing::view(starts), testing::view(sums), on_cpu.view(), {},
+                     widens ? testing::view(scale, {1}) : Tensor());
+        const tools::Placed placed(pages, kGpu), rows(on_gpu, kGpu);
+        gather_cache(placed.on_device(with_head), block_table, testing::view(starts), testing::view(sums), rows.view(),
+                     {}, widens ? scale_of_gpu : Tensor());
+        rows.fetch();
+        for (int64_t i = 0; i < 80 * dim; ++i) {
+          const float cpu = tools::load(on_cpu.view(), {i / dim, 0, i % dim});
+          const float gpu = tools::load(on_gpu.view(), {i / dim, 0, i % dim});
+          ASSERT_TRUE(cpu == gpu || (std::isnan(cpu) && std::isnan(gpu))) << i << ": " << cpu << ", " << gpu;
+        }
+      }
     }
   }
 }

@@ -102,6 +102,28 @@ def test_8_bit_outputs_are_divided_by_their_scale(paged):
     np.testing.assert_array_equal(merged.view(np.uint8), out.view(np.uint8))
 
 
+def test_8_bit_outputs_choose_a_scale_for_each_group(paged):
+    exact = qkv.varlen_attention(paged.query, paged.key, paged.value, STARTS, LENGTHS)
+    layer = qkv.Attention(spec(output_dtype="f8e4m3", output_scales="per_token_group", cache=None, mask="true"))
+    assert layer.spec.output_scales == "per_token_group"
+    scale = np.full((*exact.shape[:2], 1), np.nan, np.float32)
+    plan = layer.plan(qkv.Batch(STARTS, LENGTHS))
+    out = layer.forward(paged.query, paged.key, paged.value, plan, out_scale=scale)
+    largest = np.abs(exact).max(axis=-1, keepdims=True)
+    np.testing.assert_array_equal(scale, np.where(largest == 0, np.float32(1), largest / np.float32(448)))
+    np.testing.assert_array_equal(out.view(np.uint8), np.clip(exact / scale, -448, 448).astype(E4M3).view(np.uint8))
+    again, single = np.full_like(scale, np.nan), np.zeros_like(out)
+    qkv.varlen_attention(paged.query, paged.key, paged.value, STARTS, LENGTHS, out=single, out_scale=again)
+    np.testing.assert_array_equal(again, scale)
+    merged = np.full_like(scale, np.nan)
+    qkv.merge_states([(exact, np.zeros((HEADS, STARTS[-1]), np.float32))], np.zeros_like(out), out_scale=merged)
+    np.testing.assert_array_equal(merged, scale)
+    scale.flags.writeable = False
+    with pytest.raises(qkv.Error) as caught:
+        layer.forward(paged.query, paged.key, paged.value, plan, out_scale=scale)
+    assert caught.value.argument == "out_scale"
+
+
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
 def test_torch_tensors_are_used_where_they_lie(name):
     torch = pytest.importorskip("torch")

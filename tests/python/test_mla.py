@@ -69,6 +69,39 @@ def test_forward_equals_attention_over_all_keys(scene):
     np.testing.assert_allclose(out, scene.expected, atol=1e-5)
 
 
+def test_latents_and_outputs_of_8_bits(scene):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    e4m3, latent_scale = ml_dtypes.float8_e4m3fn, np.array([0.0137], np.float32)
+    bytes_of_cache = (scene.cache / latent_scale).astype(e4m3)
+    plain = qkv.MlaPrefill(scene.spec)
+    projection = qkv.matrix_projection(scene.spec, scene.matrix)
+    sizes = {name: getattr(scene.spec, name) for name in (
+        "num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "dtype",
+    )}  # fmt: skip
+    spec = qkv.MlaSpec(
+        **sizes, cache=qkv.CacheSpec(PAGE, "per_tensor"), cache_dtype="f8e4m3", output_dtype="f8e4m3",
+        output_scales="per_token_group",
+    )  # fmt: skip
+    assert (spec.cache_dtype, spec.output_scales) == ("f8e4m3", "per_token_group")
+
+    def forward(prefill, cache, **arguments):
+        plan = prefill.plan(scene.batch, workspace_tokens=24)
+        workspace = np.zeros(plan.workspace_bytes, np.uint8)
+        return prefill.forward(scene.query, scene.new_latents, cache, plan, projection, workspace, **arguments)
+
+    exact = forward(plain, bytes_of_cache.astype(np.float32) * latent_scale)
+    prefill = qkv.MlaPrefill(spec)
+    for cache in (bytes_of_cache, bytes_of_cache.view(np.uint8)):
+        scale = np.full((*exact.shape[:2], 1), np.nan, np.float32)
+        out = forward(prefill, cache, out_scale=scale, latent_scale=latent_scale)
+        np.testing.assert_array_equal(scale[..., 0], np.abs(exact).max(axis=-1) / np.float32(448))
+        rounded = np.clip(exact / scale, -448, 448).astype(e4m3)
+        np.testing.assert_array_equal(out.view(np.uint8), rounded.view(np.uint8))
+    with pytest.raises(qkv.Error) as caught:
+        forward(prefill, bytes_of_cache, out_scale=scale)
+    assert caught.value.argument == "latent_scale"
+
+
 def test_steps_of_the_caller(scene):
     prefill = qkv.MlaPrefill(scene.spec).clone()
     plan = prefill.plan(scene.batch, workspace_tokens=24)

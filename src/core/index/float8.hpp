@@ -71,4 +71,9 @@ QKV_HOST_DEVICE constexpr float float8_row_scale(float largest, float format_lar
   return scale < kSmallestNormal ? kSmallestNormal : scale;
 }
 
+// Columns of a head of an 8-bit output that share a scale, where scales are of groups.
+inline constexpr int kScaleGroup = 128;
+
+QKV_HOST_DEVICE constexpr int num_scale_groups(int head_dim_v) { return (head_dim_v + kScaleGroup - 1) / kScaleGroup; }
+
 }  // namespace qkv::index

@@ -3,6 +3,7 @@
 // own lengths. Warps, ring stages and clusters don't enter the bits: the launch may choose them.
 #pragma once
 
+#include "core/index/float8.hpp"
 #include "core/index/host_device.hpp"
 #include "core/index/split_bounds.hpp"
 
@@ -31,11 +32,24 @@ struct KeyValueShape {
   int head_dim_v;
   int element_bytes;  // 2 or 1
   bool token_scales;  // 8 bits: each token has scales of its own, which travel with the tiles
+  // Vectors of 4 elements that stay together when a cluster shares its rows: those of a group of output columns that
+  // have a scale in common, which its lanes choose together.
+  int share_vectors = 1;
 
   QKV_HOST_DEVICE constexpr int key_bytes() const { return head_dim * element_bytes; }
   QKV_HOST_DEVICE constexpr int value_bytes() const { return head_dim_v * element_bytes; }
   QKV_HOST_DEVICE constexpr int token_bytes() const { return key_bytes() + value_bytes(); }
 };
+
+// Vectors of 4 elements in a group of output columns with a scale of its own.
+QKV_HOST_DEVICE constexpr int group_vectors(int head_dim_v) {
+  return (head_dim_v < kScaleGroup ? head_dim_v : kScaleGroup) / 4;
+}
+
+// Whether the groups of all rows lie in aligned lanes of a warp, a power of two of them.
+QKV_HOST_DEVICE constexpr bool supports_group_scales(int head_dim_v) {
+  return head_dim_v < kScaleGroup ? kScaleGroup % head_dim_v == 0 : head_dim_v % kScaleGroup == 0;
+}
 
 // Packed rows of a request that the kernel can take: the output's accumulators fill 128 registers.
 QKV_HOST_DEVICE constexpr int max_rows(int head_dim_v) { return head_dim_v <= 128 ? 32 : head_dim_v <= 256 ? 16 : 0; }
@@ -101,8 +115,9 @@ QKV_HOST_DEVICE constexpr SmemLayout smem_layout(const KeyValueShape& kv, int ti
   layout.states = layout.query_factors + (in_smem && kv.element_bytes == 1 ? tile_q * kFloat : 0);
   layout.scales = layout.states + (num_lanes(request_tile_q, kv.head_dim_v) - warps) * layout.state_bytes;
   layout.received = layout.scales + (kv.token_scales ? warps * stages * 2 * tile_kv * kFloat : 0);
-  // A share is rounded up to whole vectors, once a split.
-  layout.received_lse = layout.received + (clustered ? (tile_q * kv.head_dim_v / 4 + cluster_size) * 4 * kFloat : 0);
+  // A share is rounded up to whole vectors, or to groups of them, once a split.
+  const int received = tile_q * kv.head_dim_v / 4 + cluster_size * kv.share_vectors;
+  layout.received_lse = layout.received + (clustered ? received * 4 * kFloat : 0);
   layout.barriers = layout.received_lse + (clustered ? cluster_size * tile_q * kFloat : 0);
   layout.flag = layout.barriers + (2 * warps * stages + 1) * kBarrierBytes;
   layout.turn = layout.flag + kBarrierBytes;

@@ -16,6 +16,7 @@ struct ManyRowsShape {
 
 constexpr int kManyRowsStages = 2;  // of keys, and of values
 constexpr int kManyRowsRowsPerConsumer = 64;
+constexpr int kManyRowsFloat8Columns = 64;   // of an output of 8 bits, that four lanes store at once
 constexpr int kManyRowsControlBytes = 1024;  // barriers, steps, item records
 constexpr long long kManyRowsSectionBytes = 8ll << 20;
 

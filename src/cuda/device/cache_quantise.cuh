@@ -44,11 +44,6 @@ __device__ __forceinline__ void load_vector(const void* row, int dtype, int colu
   }
 }
 
-__device__ __forceinline__ float finite_magnitude(float value) {
-  const float magnitude = fabsf(value);
-  return magnitude <= 3.402823466e38F ? magnitude : 0.0F;
-}
-
 // By the lanes of a warp; all get the result.
 __device__ __forceinline__ float choose_scale(const void* row, int source_dtype, int head_dim, bool vectors,
                                               int pages_dtype) {
@@ -67,7 +62,7 @@ __device__ __forceinline__ float choose_scale(const void* row, int source_dtype,
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-  return index::float8_row_scale(largest, pages_dtype == kF8E4M3 ? 448.0F : 57344.0F);
+  return index::float8_row_scale(largest, largest_float8(pages_dtype));
 }
 
 __device__ __forceinline__ void quantise_row(const CacheWriteSide& side, const void* row, float scale, bool vectors,

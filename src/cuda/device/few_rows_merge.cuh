@@ -6,6 +6,7 @@
 #include "dtype_codes.cuh"
 #include "few_rows_params.hpp"
 #include "few_rows_tile.cuh"
+#include "output_scale.cuh"
 #include "ptx/atomic.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/convert.cuh"
@@ -112,12 +113,25 @@ __device__ __forceinline__ void join_sink(State& state, float sink) {
   state.lse = natural_lse(max * kLog2e, total);
 }
 
-// 4 elements of a row as out_dtype; 8-bit ones in units of *out_scale.
-__device__ __forceinline__ void store_mean(void* out, long long element, const float4& mean, const float* out_scale) {
+// What 4 elements of a row of 8 bits are divided by: vector `vector` of the row. A group's lanes all call this.
+__device__ __forceinline__ float scale_of(const OutputScaleLayout& scale, long long token, int head, int vector,
+                                          const float4& mean) {
+  if constexpr (!is_float8(key::out_dtype)) return 1.0F;
+  if constexpr (!key::group_scales) return *scale.data;
+  const float largest = fmaxf(fmaxf(finite_magnitude(mean.x), finite_magnitude(mean.y)),
+                              fmaxf(finite_magnitude(mean.z), finite_magnitude(mean.w)));
+  const float chosen = choose_scale<kKeyValue.share_vectors>(largest, key::out_dtype);
+  constexpr int kGroupVectors = index::kScaleGroup / 4;
+  if (vector % kGroupVectors == 0)
+    scales_of_row(scale, token, head)[vector / kGroupVectors * scale.group_stride] = chosen;
+  return chosen;
+}
+
+// 4 elements of a row as out_dtype; 8-bit ones in units of `scale`.
+__device__ __forceinline__ void store_mean(void* out, long long element, const float4& mean, float scale) {
   if constexpr (key::out_dtype == kF32) {
     *reinterpret_cast<float4*>(static_cast<float*>(out) + element) = mean;
   } else if constexpr (is_float8(key::out_dtype)) {
-    const float scale = *out_scale;
     constexpr bool kOutE4M3 = key::out_dtype == kF8E4M3;
     const unsigned low = ptx::pack_float8<kOutE4M3>(__fdiv_rn(mean.x, scale), __fdiv_rn(mean.y, scale));
     const unsigned high = ptx::pack_float8<kOutE4M3>(__fdiv_rn(mean.z, scale), __fdiv_rn(mean.w, scale));
@@ -212,8 +226,8 @@ class ItemEnd {
     const int head = item_.kv_head * key::group_size + row % key::group_size;
     const long long token = item_.query_token + row / key::group_size;
     if (params.sinks != nullptr) join_sink(state, params.sinks[head]);
-    store_mean(params.out, token * params.out_token_stride + head * params.out_head_stride + d, state.mean,
-               params.out_scale);
+    const float scale = scale_of(params.out_scale, token, head, v % kRowVectors, state.mean);
+    store_mean(params.out, token * params.out_token_stride + head * params.out_head_stride + d, state.mean, scale);
     if (d == 0 && params.lse != nullptr) {
       params.lse[head * params.lse_head_stride + token * params.lse_token_stride] = state.lse;
     }
@@ -300,7 +314,7 @@ class ItemEnd {
   __device__ __forceinline__ void join_in_cluster() const {
     const int n = item_.num_splits;
     const int vectors = rows_ * kRowVectors;
-    const int share = (vectors + n - 1) / n;
+    const int share = shape::round_up((vectors + n - 1) / n, kKeyValue.share_vectors);
     const unsigned smem = ptx::shared_address(smem_);
     const unsigned barrier = smem + kReceivedBarrier;
     const unsigned first_rank = ptx::cluster_rank() - item_.split;

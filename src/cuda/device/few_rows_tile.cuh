@@ -13,7 +13,8 @@ constexpr bool kFloat8 = is_float8(key::kv_dtype);
 constexpr bool kE4M3 = key::kv_dtype == kF8E4M3;
 constexpr bool kMathBf16 = key::is_bf16 && !kFloat8;  // else f16, which holds every number of both 8-bit formats
 constexpr int kElementBytes = size_of(key::kv_dtype);
-constexpr shape::KeyValueShape kKeyValue{key::head_dim, key::head_dim_v, kElementBytes, key::token_scales};
+constexpr shape::KeyValueShape kKeyValue{key::head_dim, key::head_dim_v, kElementBytes, key::token_scales,
+                                         key::group_scales ? shape::group_vectors(key::head_dim_v) : 1};
 constexpr int kThreads = key::num_warps * shape::kWarpSize;
 constexpr bool kSharedRows = key::request_tile_q < key::tile_q;  // an item's rows are of several requests
 constexpr int kNumLanes = shape::num_lanes(key::request_tile_q, key::head_dim_v);

@@ -425,17 +425,40 @@ __device__ __forceinline__ RowTarget target_of(const ForwardParams& params, cons
   return RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, max, sum);
 }
 
+constexpr int kScaleTiles = index::kScaleGroup / 8;  // n8 tiles of a group of output columns
+static_assert(!key::group_scales || kColumns == key::head_dim_v || kColumns % index::kScaleGroup == 0,
+              "a pass over the keys computes whole groups");
+
+// Of the thread's own columns of the group that begins at tile `first`; columns behind the last are 0.
+__device__ __forceinline__ float largest_of_group(const RowTile& tile, const RowTarget& target, int i, int first) {
+  float largest = 0.0F;
+#pragma unroll
+  for (int n = first; n < min(first + kScaleTiles, kColumns / 8); ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) largest = fmaxf(largest, finite_magnitude(target.mean(tile.out[n][2 * i + e])));
+  }
+  return largest;
+}
+
 __device__ __forceinline__ void store_row(const ForwardParams& params, const WorkItem& item, const SharedToken* tokens,
                                           const SeqInfo& seq, int row, int i, int column_begin, const RowTile& tile) {
   RowTarget target = target_of(params, item, tokens, seq, row, tile.softmax.max[i], tile.softmax.sum[i]);
   if constexpr (kFloat8) {
     target.end.factor *= key::token_scales ? 1.0F / kWeightBoost : uniform_scale(params.value_scale, item);
   }
+  float scale = 1.0F;
+  if constexpr (!key::group_scales) scale = target.given_scale<key::out_dtype>(params);
 #pragma unroll
   for (int n = 0; n < kColumns / 8; ++n) {
     const int column = column_begin + n * 8 + threadIdx.x % 4 * 2;
+    if constexpr (key::group_scales) {
+      if (n % kScaleTiles == 0) {
+        const int group = (column_begin + n * 8) / index::kScaleGroup;
+        scale = target.group_scale<key::out_dtype, 4>(params, group, largest_of_group(tile, target, i, n));
+      }
+    }
     if (column < key::head_dim_v) {
-      target.store<key::out_dtype>(params, column, tile.out[n][2 * i], tile.out[n][2 * i + 1]);
+      target.store<key::out_dtype>(params, column, tile.out[n][2 * i], tile.out[n][2 * i + 1], scale);
     }
   }
   if (column_begin == 0 && threadIdx.x % 4 == 0) target.store_lse(params);

@@ -2,13 +2,11 @@
 // over all heads. Grid (runs, blocks that share the rows of a run); block 256.
 #pragma once
 
-#include "params.hpp"
+#include "gather_places.cuh"
 
 namespace qkv::cuda {
 namespace gather {
 
-constexpr int kThreads = 256;
-constexpr int kRows = 16;   // that a CTA copies at once
 constexpr int kUnroll = 4;  // pieces that a thread has in flight
 
 __device__ __forceinline__ bool allows_vectors(const CacheGatherParams& params) {
@@ -28,21 +26,14 @@ struct Move {
 // Rows [first, last) of a run, in pieces of type Piece.
 template <typename Piece>
 __device__ __forceinline__ void copy_rows(const CacheGatherParams& params, int run, int first, int last) {
-  const int* pages = params.page_numbers + params.page_start[run];
-  const int first_offset = params.first_offset[run];
-  const long long first_row = params.row_start[run];
+  const Run tokens(params, run);
   const int pieces_of_head = params.head_dim * params.element_bytes / static_cast<int>(sizeof(Piece));
   const int pieces_of_row = pieces_of_head * params.num_heads;
   const int num_pieces = (last - first) * pieces_of_row;
   const auto move_of = [&](int index) {
-    const int row = first + index / pieces_of_row;
-    const int head = index % pieces_of_row / pieces_of_head;
-    const int position = first_offset + row;
-    const long long from = pages[position / params.page_size] * params.pages.page_stride +
-                           position % params.page_size * params.pages.token_stride + head * params.pages.head_stride;
-    const long long to = (first_row + row) * params.row_stride + head * params.row_head_stride;
-    const char* source = static_cast<const char*>(params.pages.data) + from * params.element_bytes;
-    char* target = static_cast<char*>(params.rows) + to * params.element_bytes;
+    const Places places = tokens.places_of(first + index / pieces_of_row, index % pieces_of_row / pieces_of_head);
+    const char* source = static_cast<const char*>(params.pages.data) + places.from * params.element_bytes;
+    char* target = static_cast<char*>(params.rows) + places.to * params.element_bytes;
     const int piece = index % pieces_of_head;
     return Move<Piece>{reinterpret_cast<const Piece*>(source) + piece, reinterpret_cast<Piece*>(target) + piece};
   };
@@ -69,16 +60,16 @@ __device__ __forceinline__ void copy_rows(const CacheGatherParams& params, int r
 
 extern "C" __global__ void __launch_bounds__(gather::kThreads)
     gather_pages(const __grid_constant__ CacheGatherParams params) {
-  const int num_rows = static_cast<int>(params.row_start[blockIdx.x + 1] - params.row_start[blockIdx.x]);
   const bool vectors = gather::allows_vectors(params);
-  for (int first = blockIdx.y * gather::kRows; first < num_rows; first += gridDim.y * gather::kRows) {
-    const int last = min(first + gather::kRows, num_rows);
+  gather::for_each_block(params, [&](int run, int first, int last) {
     if (vectors) {
-      gather::copy_rows<uint4>(params, blockIdx.x, first, last);
+      gather::copy_rows<uint4>(params, run, first, last);
+    } else if (params.element_bytes > 1) {
+      gather::copy_rows<unsigned short>(params, run, first, last);
     } else {
-      gather::copy_rows<unsigned short>(params, blockIdx.x, first, last);
+      gather::copy_rows<unsigned char>(params, run, first, last);
     }
-  }
+  });
 }
 
 }  // namespace qkv::cuda

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "output_scale.cuh"
 #include "params.hpp"
 
 namespace qkv::cuda {
@@ -72,11 +73,28 @@ __device__ __forceinline__ void* row_at(void* data, int dtype, long long offset)
   return static_cast<char*>(data) + offset * size_of(dtype);
 }
 
-// The joined values of the warp's row. row_of(s) is where state s has it, dtype_of(s) in which format.
+// What a group of columns of a row of 8 bits is divided by. All lanes of the warp call this, each with its columns.
+__device__ __forceinline__ float scale_of(const float (&columns)[kVector], int group, int dtype,
+                                          const OutputScaleLayout& scale, float* row_scales) {
+  if (!scale.of_groups) return *scale.data;
+  float largest = 0.0F;
+#pragma unroll
+  for (int c = 0; c < kVector; ++c) largest = fmaxf(largest, finite_magnitude(columns[c]));
+  const float chosen = choose_scale<32>(largest, dtype);
+  if (threadIdx.x % 32 == 0) row_scales[group * scale.group_stride] = chosen;
+  return chosen;
+}
+
+// The joined values of the warp's row. row_of(s) is where state s has it, dtype_of(s) in which format; `token` and
+// `head` say where its scales go.
 template <typename LseOf, typename RowOf, typename DtypeOf>
 __device__ __forceinline__ void join_row(const Weights& weights, int num_states, int dim, LseOf lse_of, RowOf row_of,
-                                         DtypeOf dtype_of, void* out, int out_dtype, const float* out_scale) {
-  for (int first = threadIdx.x % 32; first < dim; first += 32 * kVector) {
+                                         DtypeOf dtype_of, void* out, int out_dtype, const OutputScaleLayout& out_scale,
+                                         long long token, int head) {
+  static_assert(32 * kVector == index::kScaleGroup, "the warp takes a group at a time");
+  // Lanes without a column left come along: they have a say in the group's scale.
+  const int lane = threadIdx.x % 32;
+  for (int first = lane; first - lane < dim; first += index::kScaleGroup) {
     // -0 leaves every first summand's bits alone.
     const float start = weights.is_nan ? __int_as_float(0x7fffffff) : weights.is_empty() ? 0.0F : -0.0F;
     float sum[kVector] = {start, start, start, start};
@@ -94,7 +112,12 @@ __device__ __forceinline__ void join_row(const Weights& weights, int num_states,
       }
     }
     if (is_float8(out_dtype)) {
-      const float scale = *out_scale;
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) {
+        if (first + c * 32 >= dim) sum[c] = 0.0F;  // no column of the group
+      }
+      const float scale =
+          scale_of(sum, first / index::kScaleGroup, out_dtype, out_scale, scales_of_row(out_scale, token, head));
 #pragma unroll
       for (int c = 0; c < kVector; ++c) sum[c] = __fdiv_rn(sum[c], scale);
     }

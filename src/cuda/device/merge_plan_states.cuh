@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(merge::kWarps * 32)
           merge::row_at(params.out, params.out_dtype, token * params.out_token_stride + head * params.out_head_stride);
       merge::join_row(
           weights, item.num_states, params.head_dim_v, lse_of, row_of, [](int) { return kF32; }, out, params.out_dtype,
-          params.out_scale);
+          params.out_scale, token, head);
       if (params.lse != nullptr && threadIdx.x % 32 == 0) {
         params.lse[head * params.lse_head_stride + token * params.lse_token_stride] = weights.lse();
       }

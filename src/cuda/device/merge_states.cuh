@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(merge::kWarps * 32)
   const auto lse_of_values = [&](int s) { return states[s].out != nullptr ? lse_of(s) : negative_infinity(); };
   merge::join_row(
       weights, params.num_states, params.head_dim_v, lse_of_values, row_of, [&](int s) { return states[s].dtype; }, out,
-      merged.dtype, params.out_scale);
+      merged.dtype, params.out_scale, token, head);
   __syncwarp();  // every lane has read the row's LSEs
   if (merged.lse != nullptr && threadIdx.x % 32 == 0) {
     merged.lse[head * merged.lse_head_stride + token * merged.lse_token_stride] = weights.lse();

@@ -63,6 +63,14 @@ struct KeyValueScales {
   long long request_stride, page_stride, token_stride, head_stride;
 };
 
+// What rows of 8-bit outputs are divided by: data[0], or a scale a group of index::kScaleGroup columns, which is chosen
+// and written to data[token, head, group]. For other outputs data is nullptr.
+struct OutputScaleLayout {
+  float* data;
+  int of_groups;
+  long long token_stride, head_stride, group_stride;
+};
+
 struct ForwardParams {
   const void* query;  // [num_tokens, num_q_heads, head_dim]
   long long query_token_stride, query_head_stride;
@@ -94,7 +102,7 @@ struct ForwardParams {
   float* state_lse;  // [state rows], natural
 
   KeyValueScales key_scale, value_scale;
-  const float* out_scale;      // what 8-bit outputs are divided by; nullptr for others
+  OutputScaleLayout out_scale;
   KeyValueScales query_scale;  // of 8-bit queries
 };
 
@@ -117,9 +125,9 @@ struct MergePlanParams {
   const int* query_start_loc;  // [num_requests + 1]
   const float* sinks;          // [num_q_heads], nullptr = none
 
-  int out_dtype;           // 0 f32, 1 f16, 2 bf16, 3 f8e4m3, 4 f8e5m2
-  const float* out_scale;  // as in ForwardParams
-  void* out;               // [num_tokens, num_q_heads, head_dim_v]
+  int out_dtype;  // 0 f32, 1 f16, 2 bf16, 3 f8e4m3, 4 f8e5m2
+  OutputScaleLayout out_scale;
+  void* out;  // [num_tokens, num_q_heads, head_dim_v]
   long long out_token_stride, out_head_stride;
   float* lse;  // [num_q_heads, num_tokens], nullptr = not wanted
   long long lse_head_stride, lse_token_stride;
@@ -141,7 +149,7 @@ struct MergeStatesParams {
   const StateView* states;  // on the device, for more states than fit above; else nullptr
   int num_states;
   StateView merged;
-  const float* out_scale;
+  OutputScaleLayout out_scale;
   long long num_tokens;
   int num_heads;
   int head_dim_v;
@@ -172,7 +180,7 @@ struct CacheWriteParams {
 // Rows [row_start[i], row_start[i + 1]) become the tokens of run i, which begin first_offset[i] into its first page.
 struct CacheGatherParams {
   KeyValueLayout pages;  // [num_pages, page_size, num_heads, head_dim]
-  void* rows;            // [num rows, num_heads, head_dim], of the pages' dtype
+  void* rows;            // [num rows, num_heads, head_dim]
   long long row_stride, row_head_stride;
   const int* page_numbers;      // pages of all runs, one after another
   const long long* page_start;  // [num_runs] into page_numbers
@@ -181,7 +189,10 @@ struct CacheGatherParams {
   int num_heads;
   int head_dim;
   int page_size;
-  int element_bytes;  // 2 or 4
+  int element_bytes;  // of both, where bits are kept
+  // Where pages of 8-bit floats are widened:
+  int pages_dtype, rows_dtype;  // 3 f8e4m3 or 4 f8e5m2; 0 f32, 1 f16 or 2 bf16
+  const float* scale;           // rows are elements · *scale
 };
 
 }  // namespace qkv::cuda

@@ -168,10 +168,23 @@ __device__ __forceinline__ void recompute_row(const ForwardParams& params, const
   }
   RowTarget target = RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, state.max, state.sum);
   target.end.factor *= scales.value;
+  float scale = 1.0F;
+  if constexpr (!key::group_scales) scale = target.given_scale<key::out_dtype>(params);
 #pragma unroll
   for (int i = 0; i < kLanePairs; ++i) {
+    if constexpr (key::group_scales) {
+      // Two pairs of each lane are a group; columns behind the last are 0.
+      if (i % 2 == 0) {
+        float largest = 0.0F;
+#pragma unroll
+        for (int c = 2 * i; c < min(2 * i + 4, 2 * kLanePairs); ++c) {
+          largest = fmaxf(largest, finite_magnitude(target.mean(state.output[c])));
+        }
+        scale = target.group_scale<key::out_dtype, 32>(params, i / 2, largest);
+      }
+    }
     if (!has_pair(lane, i)) continue;
-    target.store<key::out_dtype>(params, 64 * i + 2 * lane, state.output[2 * i], state.output[2 * i + 1]);
+    target.store<key::out_dtype>(params, 64 * i + 2 * lane, state.output[2 * i], state.output[2 * i + 1], scale);
   }
   if (lane == 0) target.store_lse(params);
 }

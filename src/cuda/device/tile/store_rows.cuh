@@ -31,6 +31,7 @@ struct RowPair {
   bool exists[2];
   RowEnd end[2];
   long long offset[2];      // in out or state_out
+  int first;                // row, of the item
   long long lse_offset[2];  // in lse or state_lse
 };
 
@@ -38,6 +39,7 @@ template <class Softmax>
 __device__ __forceinline__ RowPair find_rows(const ForwardParams& params, const ItemRecord& record, bool is_state,
                                              int row, const Softmax& softmax, float value_scale) {
   RowPair rows;
+  rows.first = row;
   const int num_rows = record.num_rows, head = record.item.kv_head * key::group_size;
 #pragma unroll
   for (int r = 0; r < 2; ++r, row += 8) {
@@ -84,21 +86,50 @@ __device__ __forceinline__ bool store_16(const float (&output)[kCount], const Ro
   return (rows.exists[0] && zeros[0] != 0) || (rows.exists[1] && zeros[1] != 0);
 }
 
-// Columns in 8 bits, 16 bytes a lane and 64 columns: results / out_scale.
+// Of row r's group of columns that begins with the thread's element `first`, chosen by the row's four lanes. Where it
+// goes is found out when it is there: the output fills the registers.
 template <int kCount>
-__device__ __forceinline__ bool store_8(const float (&output)[kCount], const RowPair& rows, float out_scale,
-                                        unsigned char* out) {
+__device__ __forceinline__ float group_scale(const float (&output)[kCount], const RowPair& rows, int r, int first,
+                                             const ForwardParams& params, const ItemRecord& record) {
+  constexpr int kElements = index::kScaleGroup / 2;  // that a thread has of a group, in two rows
+  float largest = 0.0F;
+#pragma unroll
+  for (int i = first + 2 * r; i < min(first + kElements, kCount); i += 4) {
+    const float factor = rows.end[r].factor;
+    largest = fmaxf(largest, finite_magnitude(fmaf(output[i], factor, 0.0F)));
+    largest = fmaxf(largest, finite_magnitude(fmaf(output[i + 1], factor, 0.0F)));
+  }
+  const float chosen = choose_scale<4>(largest, key::out_dtype);
+  if (rows.exists[r] && threadIdx.x % 4 == 0) {
+    const int row = rows.first + 8 * r;
+    const long long token = record.token_begin + record.item.query_begin + row / key::group_size;
+    const int head = record.item.kv_head * key::group_size + row % key::group_size;
+    scales_of_row(params.out_scale, token, head)[first / kElements * params.out_scale.group_stride] = chosen;
+  }
+  return chosen;
+}
+
+// Columns in 8 bits, 16 bytes a lane and 64 columns: results / their scales.
+template <int kCount>
+__device__ __forceinline__ bool store_8(const float (&output)[kCount], const RowPair& rows, const ForwardParams& params,
+                                        const ItemRecord& record) {
+  auto* const out = static_cast<unsigned char*>(params.out);
   static_assert(kCount % 32 == 0);
   float zeros[2] = {0.0F, 0.0F};
+  float scales[2];
+  if constexpr (!key::group_scales) scales[0] = scales[1] = *params.out_scale.data;
 #pragma unroll
   for (int group = 0; group < kCount / 32; ++group) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if constexpr (key::group_scales) {
+        if (group % 2 == 0) scales[r] = group_scale(output, rows, r, group * 32, params, record);
+      }
       const float factor = rows.end[r].factor;
       const auto pack = [&](int i) -> unsigned {
         const float first = fmaf(output[i], factor, 0.0F), second = fmaf(output[i + 1], factor, 0.0F);
         zeros[r] = fmaf(second, 0.0F, fmaf(first, 0.0F, zeros[r]));
-        return pack_float8(key::out_dtype, __fdiv_rn(first, out_scale), __fdiv_rn(second, out_scale));
+        return pack_float8(key::out_dtype, __fdiv_rn(first, scales[r]), __fdiv_rn(second, scales[r]));
       };
       unsigned x[4];  // of sixteen columns: two of the lower eight, two of the upper
 #pragma unroll
@@ -153,7 +184,7 @@ __device__ __forceinline__ bool store_rows(const ForwardParams& params, const It
   if constexpr (key::out_dtype == kF32) {
     return store_f32(output, rows, static_cast<float*>(params.out));
   } else if constexpr (is_float8(key::out_dtype)) {
-    return store_8(output, rows, *params.out_scale, static_cast<unsigned char*>(params.out));
+    return store_8(output, rows, params, record);
   } else {
     return store_16(output, rows, static_cast<unsigned short*>(params.out));
   }
