@@ -1,5 +1,6 @@
 """MLA prefill against numpy: chunks, the whole, the steps, and refusals."""
 
+import itertools
 import threading
 
 import numpy as np
@@ -86,20 +87,22 @@ def test_latents_and_outputs_of_8_bits(scene):
 
     def forward(prefill, cache, **arguments):
         plan = prefill.plan(scene.batch, workspace_tokens=24)
-        workspace = np.zeros(plan.workspace_bytes, np.uint8)
+        workspace = np.full(plan.workspace_bytes // 4, np.nan, np.float32)
         return prefill.forward(scene.query, scene.new_latents, cache, plan, projection, workspace, **arguments)
 
     exact = forward(plain, bytes_of_cache.astype(np.float32) * latent_scale)
     prefill = qkv.MlaPrefill(spec)
-    for cache in (bytes_of_cache, bytes_of_cache.view(np.uint8)):
+    over_ranks = qkv.MlaContextParallel(spec, qkv.in_process_ranks(1)[0])
+    for layer, cache in itertools.product((prefill, over_ranks), (bytes_of_cache, bytes_of_cache.view(np.uint8))):
         scale = np.full((*exact.shape[:2], 1), np.nan, np.float32)
-        out = forward(prefill, cache, out_scale=scale, latent_scale=latent_scale)
+        out = forward(layer, cache, out_scale=scale, latent_scale=latent_scale)
         np.testing.assert_array_equal(scale[..., 0], np.abs(exact).max(axis=-1) / np.float32(448))
         rounded = np.clip(exact / scale, -448, 448).astype(e4m3)
         np.testing.assert_array_equal(out.view(np.uint8), rounded.view(np.uint8))
-    with pytest.raises(qkv.Error) as caught:
-        forward(prefill, bytes_of_cache, out_scale=scale)
-    assert caught.value.argument == "latent_scale"
+    for layer in (prefill, over_ranks):
+        with pytest.raises(qkv.Error) as caught:
+            forward(layer, bytes_of_cache, out_scale=scale)
+        assert caught.value.argument == "latent_scale"
 
 
 def test_steps_of_the_caller(scene):
