@@ -12,9 +12,8 @@
 #include <chrono>
 #include <fstream>
 #include <functional>
-#include <mutex>
+#include <future>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "bench/support/workload.hpp"
 #include "cuda/memory.hpp"
@@ -341,15 +340,18 @@ class Table {
   nlohmann::json rows_;
 };
 
+// A thread for each rank; what one of them throws is thrown here.
+void run_ranks(size_t num_ranks, const std::function<void(size_t)>& run_rank) {
+  std::vector<std::future<void>> ranks;
+  for (size_t r = 0; r < num_ranks; ++r) ranks.push_back(std::async(std::launch::async, run_rank, r));
+  for (std::future<void>& rank : ranks) rank.get();
+}
+
 // All ranks that this process has, as threads; the slowest one's times.
 Seconds time_ranks(const Options& options, const Shape& shape, StateExchange exchange,
                    const std::vector<std::shared_ptr<Collectives>>& ranks, double seconds_alone) {
   std::vector<Seconds> of(ranks.size());
-  std::vector<std::thread> threads;
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    threads.emplace_back([&, r] { of[r] = time_rank(options, shape, exchange, ranks[r], seconds_alone); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  run_ranks(ranks.size(), [&](size_t r) { of[r] = time_rank(options, shape, exchange, ranks[r], seconds_alone); });
   Seconds slowest = of[0];
   for (const Seconds& one : of) {
     slowest.whole = std::max(slowest.whole, one.whole);
@@ -366,11 +368,10 @@ std::vector<std::shared_ptr<Collectives>> make_ranks(const Options& options) {
   const int32_t num_ranks = num_cuda_devices();
   const NcclUniqueId id = nccl_unique_id();
   std::vector<std::shared_ptr<Collectives>> ranks(num_ranks);
-  std::vector<std::thread> threads;
-  for (int32_t r = 0; r < num_ranks; ++r) {
-    threads.emplace_back([&, r] { ranks[r] = nccl_ranks(id, num_ranks, r, r); });
-  }
-  for (std::thread& thread : threads) thread.join();
+  run_ranks(ranks.size(), [&](size_t r) {
+    const auto rank = static_cast<int32_t>(r);
+    ranks[r] = nccl_ranks(id, num_ranks, rank, rank);
+  });
   return ranks;
 }
 
