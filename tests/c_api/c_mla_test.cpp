@@ -177,7 +177,7 @@ TEST_F(c_mla, refusals_are_statuses) {
   qkv_projection* projection = nullptr;
   EXPECT_EQ(qkv_projection_create(nullptr, nullptr, &projection), QKV_INVALID_ARGUMENT);
   EXPECT_EQ(qkv_mla_forward(prefill, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
-                            nullptr, nullptr),
+                            nullptr, nullptr, nullptr, nullptr),
             QKV_INVALID_ARGUMENT);
   qkv_mla_prefill_destroy(prefill);
 }
@@ -213,11 +213,11 @@ TEST_F(c_mla, threads_that_share_a_cache_have_the_result_of_one) {
                      result = to_c(own_out.view()),
                      memory = to_c(Tensor::contiguous(workspace.data(), DType::f32, {bytes / 4}));
     EXPECT_EQ(qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, projection, &memory, nullptr, &result,
-                              nullptr, nullptr, nullptr),
+                              nullptr, nullptr, nullptr, nullptr, nullptr),
               QKV_MISMATCH)
         << "a plan for two ranks";
     expect_ok(qkv_mla_forward(prefill, &query_view, &latents, &pages, plan, projection, &memory, ranks[rank], &result,
-                              nullptr, nullptr, nullptr));
+                              nullptr, nullptr, nullptr, nullptr, nullptr));
     const auto* values = static_cast<const float*>(own_out.view().data);
     for (size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-5);
     qkv_mla_plan_destroy(plan);
