@@ -15,22 +15,8 @@ using testing::wanted;
 
 constexpr int64_t kAmple = int64_t{1} << 30;
 
-class KernelCache : public testing::CacheFolder {
+class KernelCache : public testing::CacheFolderInUse {
  protected:
-  void SetUp() override {
-    CacheFolder::SetUp();
-    use(folder);
-  }
-  void TearDown() override {
-    unsetenv("QKV_CACHE_DIR");
-    CacheFolder::TearDown();
-  }
-
-  void use(const std::string& path) {
-    folder = path;
-    setenv("QKV_CACHE_DIR", path.c_str(), 1);
-  }
-
   // Returns whether it was compiled.
   bool get(const std::string& key, const std::string& arch = "sm_80") const {
     bool compiled = false;

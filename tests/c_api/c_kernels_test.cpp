@@ -165,20 +165,8 @@ TEST(c_warmup_refuses, layers_that_cannot_run_are_skipped_and_calls_that_mean_no
   EXPECT_STREQ(qkv_last_error_argument(), "arch");
 }
 
-class c_kernel_cache : public testing::CacheFolder {
+class c_kernel_cache : public testing::CacheFolderInUse {
  protected:
-  void SetUp() override {
-    CacheFolder::SetUp();
-    use(folder);
-  }
-  void TearDown() override {
-    unsetenv("QKV_CACHE_DIR");
-    CacheFolder::TearDown();
-  }
-  void use(const std::string& path) {
-    folder = path;
-    setenv("QKV_CACHE_DIR", path.c_str(), 1);
-  }
   void add(const std::string& key) const {
     constexpr int64_t kAmple = int64_t{1} << 30;
     const jit::CacheEntry entry = testing::wanted(key);

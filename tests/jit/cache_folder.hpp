@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -36,6 +37,23 @@ class CacheFolder : public ::testing::Test {
 
   std::string root;    // there
   std::string folder;  // not there yet
+};
+
+// The folder that the process uses.
+class CacheFolderInUse : public CacheFolder {
+ protected:
+  void SetUp() override {
+    CacheFolder::SetUp();
+    use(folder);
+  }
+  void TearDown() override {
+    unsetenv("QKV_CACHE_DIR");
+    CacheFolder::TearDown();
+  }
+  void use(const std::string& path) {
+    folder = path;
+    setenv("QKV_CACHE_DIR", path.c_str(), 1);
+  }
 };
 
 inline std::string read_bytes(const std::string& path) {
