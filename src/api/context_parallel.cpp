@@ -61,6 +61,12 @@ void check_spec(const ContextParallelSpec& spec, int32_t num_ranks) {
   }
 }
 
+ContextParallelSpec checked_spec(ContextParallelSpec spec, Device device, int32_t num_ranks) {
+  spec.layer = api::checked_layer(std::move(spec.layer), device);
+  check_spec(spec, num_ranks);
+  return spec;
+}
+
 // A rank's query heads, and the KV heads that they read.
 struct Heads : api::RankHeads {
   int32_t kv_begin, kv_end;
@@ -164,9 +170,7 @@ std::string_view to_string(StateExchange exchange) {
 
 std::vector<LayerSpec> rank_layers(const ContextParallelSpec& spec, int32_t rank, int32_t num_ranks) {
   api::check_rank_of(rank, num_ranks);
-  ContextParallelSpec checked = spec;
-  checked.layer = api::checked_layer(spec.layer, {DeviceKind::cuda, 0});
-  check_spec(checked, num_ranks);
+  const ContextParallelSpec checked = checked_spec(spec, {DeviceKind::cuda, 0}, num_ranks);
   const RankLayers layers(checked, {rank, num_ranks, spec.interleave_size});
   return {layers.context, layers.new_tokens, layers.new_tokens_state};
 }
@@ -224,11 +228,8 @@ void ContextParallel::Impl::check_forward(const Tensor& query, const Tensor& key
 
 ContextParallel::ContextParallel(ContextParallelSpec spec, std::shared_ptr<Collectives> collectives,
                                  const std::optional<RequestBounds>& warm_up) {
-  if (collectives == nullptr) refuse("collectives", "nothing", "in_process_ranks, mpi_ranks, nccl_ranks or your own");
-  api::check_ranks_agree(spec, *collectives);
-  spec.layer = api::checked_layer(std::move(spec.layer), collectives->device());
-  check_spec(spec, collectives->num_ranks());
-  const Shard shard{collectives->rank(), collectives->num_ranks(), spec.interleave_size};
+  const Shard shard = api::agreed_shard(spec, collectives.get());
+  spec = checked_spec(std::move(spec), collectives->device(), shard.num_ranks);
   const RankLayers layers(spec, shard);
   impl_ = std::make_unique<Impl>(std::move(spec), std::move(collectives), shard, layers, warm_up);
 }

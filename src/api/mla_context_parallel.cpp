@@ -20,6 +20,12 @@ void check_spec(const MlaContextParallelSpec& spec, int32_t num_ranks) {
   api::check_heads("layer.num_heads", spec.layer.num_heads, spec.exchange, num_ranks);
 }
 
+MlaContextParallelSpec checked_spec(MlaContextParallelSpec spec, Device device, int32_t num_ranks) {
+  spec.layer = api::checked_layer(std::move(spec.layer), device);
+  check_spec(spec, num_ranks);
+  return spec;
+}
+
 LayerSpec context_layer(const MlaSpec& spec, const Shard& shard) {
   LayerSpec layer = api::context_layer(spec);
   layer.shard = shard;
@@ -54,9 +60,7 @@ State rows_of(const State& state, const TokenRange& tokens) {
 
 std::vector<LayerSpec> rank_layers(const MlaContextParallelSpec& spec, int32_t rank, int32_t num_ranks) {
   api::check_rank_of(rank, num_ranks);
-  MlaContextParallelSpec checked = spec;
-  checked.layer = api::checked_layer(spec.layer, {DeviceKind::cuda, 0});
-  check_spec(checked, num_ranks);
+  const MlaContextParallelSpec checked = checked_spec(spec, {DeviceKind::cuda, 0}, num_ranks);
   const RankLayers layers(checked, {rank, num_ranks, spec.interleave_size});
   return {layers.new_tokens, layers.context};
 }
@@ -121,11 +125,8 @@ std::vector<State> MlaContextParallel::Impl::context_states(const mla::Call& cal
 
 MlaContextParallel::MlaContextParallel(MlaContextParallelSpec spec, std::shared_ptr<Collectives> collectives,
                                        const std::optional<RequestBounds>& warm_up) {
-  if (collectives == nullptr) refuse("collectives", "nothing", "in_process_ranks, mpi_ranks, nccl_ranks or your own");
-  api::check_ranks_agree(spec, *collectives);
-  spec.layer = api::checked_layer(std::move(spec.layer), collectives->device());
-  check_spec(spec, collectives->num_ranks());
-  const Shard shard{collectives->rank(), collectives->num_ranks(), spec.interleave_size};
+  const Shard shard = api::agreed_shard(spec, collectives.get());
+  spec = checked_spec(std::move(spec), collectives->device(), shard.num_ranks);
   const RankLayers layers(spec, shard);
   impl_ = std::make_unique<Impl>(std::move(spec), std::move(collectives), shard, layers, warm_up);
 }

@@ -114,14 +114,17 @@ void check_alike(const std::vector<Fact>& facts, Collectives& collectives) {
   }
 }
 
+template <class Spec>
+Shard shard_of(const Spec& spec, Collectives* collectives) {
+  if (collectives == nullptr) refuse("collectives", "nothing", "in_process_ranks, mpi_ranks, nccl_ranks or your own");
+  check_alike(facts_of(spec), *collectives);
+  return {collectives->rank(), collectives->num_ranks(), spec.interleave_size};
+}
+
 }  // namespace
 
-void check_ranks_agree(const ContextParallelSpec& spec, Collectives& collectives) {
-  check_alike(facts_of(spec), collectives);
-}
+Shard agreed_shard(const ContextParallelSpec& spec, Collectives* collectives) { return shard_of(spec, collectives); }
 
-void check_ranks_agree(const MlaContextParallelSpec& spec, Collectives& collectives) {
-  check_alike(facts_of(spec), collectives);
-}
+Shard agreed_shard(const MlaContextParallelSpec& spec, Collectives* collectives) { return shard_of(spec, collectives); }
 
 }  // namespace qkv::api

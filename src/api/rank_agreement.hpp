@@ -7,8 +7,9 @@
 
 namespace qkv::api {
 
-// Collective. Throws on every rank, with the same words, where a rank differs from rank 0.
-void check_ranks_agree(const ContextParallelSpec& spec, Collectives& collectives);
-void check_ranks_agree(const MlaContextParallelSpec& spec, Collectives& collectives);
+// Collective: what a rank's layers begin with. Throws on every rank, with the same words, where a rank differs from
+// rank 0; else the part of the tokens that this rank keeps. Collectives that are not given are refused.
+Shard agreed_shard(const ContextParallelSpec& spec, Collectives* collectives);
+Shard agreed_shard(const MlaContextParallelSpec& spec, Collectives* collectives);
 
 }  // namespace qkv::api
