@@ -673,6 +673,37 @@ QKV_EXPORT qkv_status qkv_context_parallel_forward(const qkv_context_parallel* a
                                                    const qkv_tensor* lse, const qkv_tensor* out_scale,
                                                    const qkv_stream* new_tokens_stream, qkv_stream stream);
 
+// --- MLA prefill over ranks that exchange states: as in mla_context_parallel.hpp ------------------------------------
+
+typedef struct qkv_mla_context_parallel qkv_mla_context_parallel;
+
+// As qkv_context_parallel_create. Where ranks exchange latents instead, qkv_mla_forward takes them.
+QKV_EXPORT qkv_status qkv_mla_context_parallel_create(const qkv_mla_spec* layer, int32_t interleave_size,
+                                                      qkv_state_exchange exchange, const qkv_collectives* ranks,
+                                                      qkv_mla_context_parallel** attention);
+QKV_EXPORT void qkv_mla_context_parallel_destroy(qkv_mla_context_parallel* attention);  // NULL is fine
+QKV_EXPORT qkv_status qkv_mla_context_parallel_shard(const qkv_mla_context_parallel* attention, qkv_shard* shard);
+// Of this rank: those of its query, out and lse.
+QKV_EXPORT qkv_status qkv_mla_context_parallel_num_heads(const qkv_mla_context_parallel* attention, int32_t* num_heads);
+// Of forward, for plans of at most so many new tokens and chunks of at most so many context tokens, of all ranks.
+QKV_EXPORT qkv_status qkv_mla_context_parallel_workspace_bytes(const qkv_mla_context_parallel* attention,
+                                                               int64_t max_new_tokens, int64_t workspace_tokens,
+                                                               int64_t* bytes);
+// A plan as qkv_mla_prefill_plan's, of the rank's own block table; ranks and interleave are the layer's, and 0 in the
+// options. On failure *plan is NULL.
+QKV_EXPORT qkv_status qkv_mla_context_parallel_plan(const qkv_mla_context_parallel* attention, const qkv_batch* batch,
+                                                    const qkv_context_chunk_options* options, qkv_mla_plan** plan,
+                                                    qkv_stream stream);
+// Collective, but for batches without context. query, out, lse and out_scale: of the rank's heads; projection: to the
+// keys and values of all ranks' heads. The others, and what may be NULL, as in qkv_mla_forward.
+QKV_EXPORT qkv_status qkv_mla_context_parallel_forward(const qkv_mla_context_parallel* attention,
+                                                       const qkv_tensor* query, const qkv_tensor* new_latents,
+                                                       const qkv_tensor* latent_cache, const qkv_mla_plan* plan,
+                                                       const qkv_projection* projection, const qkv_tensor* workspace,
+                                                       const qkv_tensor* out, const qkv_tensor* lse,
+                                                       const qkv_tensor* out_scale, const qkv_tensor* latent_scale,
+                                                       const qkv_stream* gather_stream, qkv_stream stream);
+
 // --- the library ----------------------------------------------------------------------------------------------------
 
 QKV_EXPORT const char* qkv_version(void);

@@ -40,14 +40,6 @@ std::chrono::milliseconds timeout_from_c(int64_t timeout_ms) {
   return timeout_ms == 0 ? std::chrono::minutes(1) : std::chrono::milliseconds(timeout_ms);
 }
 
-template <class Make>
-qkv_status create(qkv_collectives** ranks, const Make& make) {
-  return guarded([&] {
-    required(ranks, "ranks") = nullptr;
-    *ranks = new qkv_collectives{make()};
-  });
-}
-
 using Exchange = void (Collectives::*)(const Tensor&, const Tensor&, Stream);
 
 qkv_status run(qkv_collectives* ranks, Exchange exchange, const qkv_tensor* send, const qkv_tensor* receive,
@@ -72,7 +64,7 @@ qkv_status qkv_in_process_ranks(int32_t num_ranks, qkv_device device, int64_t ti
 }
 
 qkv_status qkv_mpi_ranks(const int32_t* fortran_communicator, int64_t timeout_ms, qkv_collectives** ranks) {
-  return create(ranks, [&] {
+  return create(ranks, "ranks", [&] {
     MpiOptions options;
     options.timeout = timeout_from_c(timeout_ms);
     if (fortran_communicator != nullptr) options.fortran_communicator = *fortran_communicator;
@@ -90,7 +82,7 @@ qkv_status qkv_nccl_unique_id(uint8_t* id) {
 
 qkv_status qkv_nccl_ranks(const uint8_t* id, int32_t num_ranks, int32_t rank, int32_t device_index,
                           qkv_collectives** ranks) {
-  return create(ranks, [&] {
+  return create(ranks, "ranks", [&] {
     NcclUniqueId copy;
     static_assert(std::tuple_size_v<NcclUniqueId> == QKV_NCCL_UNIQUE_ID_BYTES);
     std::copy_n(&required(id, "id"), copy.size(), copy.begin());
@@ -99,7 +91,7 @@ qkv_status qkv_nccl_ranks(const uint8_t* id, int32_t num_ranks, int32_t rank, in
 }
 
 qkv_status qkv_nccl_ranks_of(void* communicator, int32_t device_index, qkv_collectives** ranks) {
-  return create(ranks, [&] { return nccl_ranks(communicator, device_index); });
+  return create(ranks, "ranks", [&] { return nccl_ranks(communicator, device_index); });
 }
 
 void qkv_collectives_functions_init(qkv_collectives_functions* functions, size_t struct_size) {
@@ -108,7 +100,7 @@ void qkv_collectives_functions_init(qkv_collectives_functions* functions, size_t
 
 qkv_status qkv_collectives_create(const qkv_collectives_functions* functions, void* context, int32_t rank,
                                   int32_t num_ranks, qkv_device device, qkv_collectives** ranks) {
-  return create(ranks, [&] {
+  return create(ranks, "ranks", [&] {
     const auto read = read_sized(functions, sizeof(qkv_collectives_functions), "functions");
     if (read.all_gather == nullptr || read.reduce_scatter == nullptr || read.all_to_all == nullptr) {
       refuse("functions", "a null pointer among them", "all of all_gather, reduce_scatter, all_to_all");

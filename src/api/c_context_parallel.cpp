@@ -20,15 +20,6 @@ struct qkv_parallel_planner {
 
 namespace {
 
-// On failure the handle is NULL.
-template <class Handle, class Make>
-qkv_status create(Handle** handle, const char* name, const Make& make) {
-  return guarded([&] {
-    required(handle, name) = nullptr;
-    *handle = new Handle{make()};
-  });
-}
-
 const ContextParallel& layer_of(const qkv_context_parallel* attention) {
   return required(attention, "attention").attention;
 }
@@ -48,10 +39,7 @@ qkv_status qkv_context_parallel_create(const qkv_layer_spec* layer, int32_t inte
 void qkv_context_parallel_destroy(qkv_context_parallel* attention) { delete attention; }
 
 qkv_status qkv_context_parallel_shard(const qkv_context_parallel* attention, qkv_shard* shard) {
-  return guarded([&] {
-    const Shard& own = layer_of(attention).shard();
-    required(shard, "shard") = {own.rank, own.num_ranks, own.interleave_size};
-  });
+  return guarded([&] { required(shard, "shard") = to_c(layer_of(attention).shard()); });
 }
 
 qkv_status qkv_context_parallel_num_heads(const qkv_context_parallel* attention, int32_t* num_heads) {

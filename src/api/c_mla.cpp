@@ -1,21 +1,14 @@
 // The functions of qkv.h for MLA prefill.
+#include "api/c_mla.hpp"
+
 #include "api/c_collectives.hpp"
 #include "api/c_types.hpp"
-#include "qkv/mla_prefill.hpp"
 
 using namespace qkv;       // NOLINT(google-build-using-namespace): the definitions below are namesakes outside of it
 using namespace qkv::api;  // NOLINT(google-build-using-namespace)
 
 struct qkv_mla_prefill {
   MlaPrefill prefill;
-};
-
-struct qkv_mla_plan {
-  MlaPlan plan;
-};
-
-struct qkv_projection {
-  Projection projection;
 };
 
 namespace {
@@ -50,15 +43,6 @@ qkv_context_chunk chunk_to_c(const ContextChunk& chunk) {
 State state_from_c(const qkv_state* state, const char* name) {
   const qkv_state& given = required(state, name);
   return {from_c(given.out, std::string(name) + ".out"), from_c(given.lse, std::string(name) + ".lse")};
-}
-
-// On failure the handle is NULL.
-template <class Handle, class Make>
-qkv_status create(Handle** handle, const char* name, const Make& make) {
-  return guarded([&] {
-    required(handle, name) = nullptr;
-    *handle = new Handle{make()};
-  });
 }
 
 template <class Value, class Read>

@@ -119,6 +119,8 @@ Shard from_c(const qkv_shard& shard) {
           shard.interleave_size == 0 ? 1 : shard.interleave_size};
 }
 
+qkv_shard to_c(const Shard& shard) { return {shard.rank, shard.num_ranks, shard.interleave_size}; }
+
 LayerSpec from_c(const qkv_layer_spec* spec) {
   const auto given = read_sized(spec, offsetof(qkv_layer_spec, has_output_dtype), "spec");
   LayerSpec layer;

@@ -40,6 +40,15 @@ T& required(T* pointer, const char* name) {
   return *pointer;
 }
 
+// Makes the object behind a new handle, which is NULL on failure.
+template <class Handle, class Make>
+qkv_status create(Handle** handle, const char* name, const Make& make) {
+  return guarded([&] {
+    required(handle, name) = nullptr;
+    *handle = new Handle{make()};
+  });
+}
+
 // [count] elements of the caller's.
 template <class T>
 std::vector<T> copy_array(const T* elements, int64_t count, const std::string& name) {
@@ -102,6 +111,7 @@ qkv_tensor to_c(const Tensor& tensor);
 KvCache from_c(const qkv_kv_cache* cache);
 Mask mask_from_c(const char* text);
 Shard from_c(const qkv_shard& shard);
+qkv_shard to_c(const Shard& shard);
 LayerSpec from_c(const qkv_layer_spec* spec);
 Batch from_c(const qkv_batch* batch);
 PlanLimits from_c(const qkv_plan_limits* limits);
