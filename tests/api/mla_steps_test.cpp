@@ -70,8 +70,32 @@ TEST(mla_steps, of_the_caller_equal_attention_over_all_keys) {
   }
 }
 
-// All gather as many rows as rank 0 has; the rows side by side are what an all-gather gives.
+// A run of 5 tokens at a time: nearly all of them begin inside a page, and some cross into the next.
+TEST(mla_steps, chunks_may_be_gathered_from_starts_inside_a_page) {
+  const Scene scene(small_spec(), {40, 0, 61, 9, 100}, {3, 5, 1, 4, 2});
+  const SharedCache cache(scene, 1, 1);
+  const MlaPrefill attention(scene.spec);
+  const MlaPlan plan = attention.plan(scene.batch(), cache.options);
+  run_steps(scene, attention, plan, [&](const ContextChunk& chunk) {
+    OwnedTensor rows(DType::f32, {chunk.num_context_tokens, kRank + kRope});
+    for (int32_t i = 0; i < chunk.num_requests(); ++i) {
+      const int32_t request = chunk.request_begin + i;
+      for (int32_t first = 0; first < chunk.seq_lens[i]; first += 5) {
+        const int32_t count = std::min(5, chunk.seq_lens[i] - first);
+        const Ints start = {chunk.starts[i] + first}, cu_seq_lens = {0, count};
+        const int64_t row = chunk.cu_seq_lens[i] + first;
+        gather_cache(cache.caches[0].view(), cache.block_table().slice(0, request, request + 1), view(start),
+                     view(cu_seq_lens), rows.view().slice(0, row, row + count));
+      }
+    }
+    return rows;
+  });
+}
+
+// All gather as many rows as rank 0 has; the rows side by side are what an all-gather gives. Chunks begin at the
+// request's pages, yet inside a rank's, which hold as many of its tokens as num_ranks pages of the request.
 TEST(mla_steps, ranks_that_share_a_cache) {
+  bool begins_inside_a_page = false;
   for (const auto& [num_ranks, interleave_size] : {std::pair{4, 1}, {2, 8}, {3, 2}}) {
     const Scene scene(small_spec(), {65, 96, 0, 13}, {3, 2, 4, 1});
     const SharedCache shared(scene, num_ranks, interleave_size);
@@ -80,6 +104,7 @@ TEST(mla_steps, ranks_that_share_a_cache) {
     run_steps(scene, attention, plan, [&](const ContextChunk& chunk) {
       const int64_t padded = chunk.num_padded_local_rows();
       OwnedTensor gathered(DType::f32, {shared.options.num_ranks * padded, kRank + kRope});
+      for (const int32_t start : chunk.local_starts) begins_inside_a_page |= start % kPage != 0;
       for (int64_t rank = 0; rank < shared.options.num_ranks; ++rank) {
         gather_cache(shared.caches[rank].view(), shared.block_table().slice(0, chunk.request_begin, chunk.request_end),
                      testing::view(chunk.local_starts), testing::view(chunk.padded_local_cu_seq_lens),
@@ -94,6 +119,7 @@ TEST(mla_steps, ranks_that_share_a_cache) {
       return rows;
     });
   }
+  EXPECT_TRUE(begins_inside_a_page);
 }
 
 // The ranks as threads: each reads pages of its own only, and has the whole result.
