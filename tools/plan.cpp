@@ -185,12 +185,19 @@ nlohmann::json json_of(const PlanReport& report) {
   for (const PrefixGroup& group : report.prefix_groups) {
     groups.push_back({{"requests", group.requests}, {"num_tokens", group.num_tokens}});
   }
-  return {{"device", report.device},         {"num_workers", report.num_workers},
-          {"query_lens", report.query_lens}, {"seq_lens", report.seq_lens},
-          {"prefix_groups", groups},         {"items", items},
-          {"num_merges", report.num_merges}, {"workspace_bytes", report.workspace_bytes},
-          {"bytes", report.bytes},           {"operations", report.operations},
-          {"seconds", report.seconds},       {"seconds_without_sharing", report.seconds_without_sharing}};
+  return {{"device", report.device},
+          {"num_workers", report.num_workers},
+          {"query_lens", report.query_lens},
+          {"seq_lens", report.seq_lens},
+          {"key_lens", report.key_lens},
+          {"prefix_groups", groups},
+          {"items", items},
+          {"num_merges", report.num_merges},
+          {"workspace_bytes", report.workspace_bytes},
+          {"bytes", report.bytes},
+          {"operations", report.operations},
+          {"seconds", report.seconds},
+          {"seconds_without_sharing", report.seconds_without_sharing}};
 }
 
 void write_json(const PlanReport& report, const std::string& path) {
