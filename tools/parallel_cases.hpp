@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cases.hpp"
 #include "qkv/collectives.hpp"
 #include "qkv/context_parallel.hpp"
+#include "qkv/reference.hpp"
 
 namespace qkv::tools {
 
@@ -26,6 +28,20 @@ struct ParallelCase {
 
 ParallelCase draw_parallel_case(uint64_t seed, int64_t index, int32_t num_ranks, DeviceKind device = DeviceKind::cpu);
 std::string describe(const ParallelCase& c);
+
+// What the ranks of a case must equal: slow to compute, and the same for all. The first rank of a process that asks
+// computes it, and the others wait.
+class SharedResult {
+ public:
+  const reference::Result& get(const std::function<reference::Result()>& compute) {
+    std::call_once(computed_, [&] { result_ = compute(); });
+    return result_;
+  }
+
+ private:
+  std::once_flag computed_;
+  reference::Result result_;
+};
 
 // The part of one rank, on the device of its collectives: the other ranks call it with the same case. Its heads agree
 // with the float64 oracle, and its cache is written where it should be. What is wrong, in one line, or nothing.

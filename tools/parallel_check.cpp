@@ -11,7 +11,6 @@
 #include "check.hpp"
 #include "parallel_cases.hpp"
 #include "qkv/cuda.hpp"
-#include "qkv/reference.hpp"
 #include "qkv/status.hpp"
 
 namespace qkv::tools {
@@ -110,8 +109,9 @@ RankCache::RankCache(const ParallelCase& c, CaseData& whole, const Shard& shard)
 
 class RankRun {
  public:
-  RankRun(const ParallelCase& c, const std::shared_ptr<Collectives>& collectives)
+  RankRun(const ParallelCase& c, const std::shared_ptr<Collectives>& collectives, SharedResult& expected)
       : case_(c),
+        expected_(expected),
         device_(collectives->device()),
         data_(c.attention),
         attention_(c.spec(), collectives),
@@ -206,8 +206,9 @@ class RankRun {
 
   std::string compare(const OwnedTensor& out, const OwnedTensor& lse, const OwnedTensor& scale) {
     const LayerSpec& layer = case_.attention.layer;
-    const reference::Result expected = heads_of(expected_of(case_.attention, data_), layer.num_q_heads, first_head_,
-                                                first_head_ + own_case_.layer.num_q_heads);
+    const reference::Result& of_all = expected_.get([&] { return expected_of(case_.attention, data_); });
+    const reference::Result expected =
+        heads_of(of_all, layer.num_q_heads, first_head_, first_head_ + own_case_.layer.num_q_heads);
     // Outputs travel in the query's dtype, and values are of size 1.
     constexpr double kLargestValue = 5;
     const double rounding = layer.query_dtype == DType::f32 ? 0 : rounding_of(layer.query_dtype);
@@ -243,6 +244,7 @@ class RankRun {
   }
 
   const ParallelCase& case_;
+  SharedResult& expected_;  // of all heads
   const Device device_;
   CaseData data_;
   ContextParallel attention_;
@@ -266,19 +268,26 @@ std::string first_of(const std::vector<std::string>& failures) {
   return "";
 }
 
-}  // namespace
-
-std::string failure_of_rank(const ParallelCase& c, const std::shared_ptr<Collectives>& collectives) {
+std::string failure_of_run(const ParallelCase& c, const std::shared_ptr<Collectives>& collectives,
+                           SharedResult& expected) {
   try {
-    return RankRun(c, collectives).run();
+    return RankRun(c, collectives, expected).run();
   } catch (const Error& error) {
     return fmt::format("refused: {}", error.what());
   }
 }
 
+}  // namespace
+
+std::string failure_of_rank(const ParallelCase& c, const std::shared_ptr<Collectives>& collectives) {
+  SharedResult own;
+  return failure_of_run(c, collectives, own);
+}
+
 std::string failure_of(const ParallelCase& c, const std::vector<std::shared_ptr<Collectives>>& ranks) {
+  SharedResult expected;
   std::vector<std::string> failures(ranks.size());
-  for_each_rank(ranks.size(), [&](size_t rank) { failures[rank] = failure_of_rank(c, ranks[rank]); });
+  for_each_rank(ranks.size(), [&](size_t rank) { failures[rank] = failure_of_run(c, ranks[rank], expected); });
   return first_of(failures);
 }
 
@@ -294,8 +303,9 @@ std::string first_failure(int32_t num_ranks, Device device,
 }
 
 std::string failure_of(const ParallelCase& c, Device device) {
+  SharedResult expected;
   return first_failure(c.num_ranks, device,
-                       [&](const std::shared_ptr<Collectives>& rank) { return failure_of_rank(c, rank); });
+                       [&](const std::shared_ptr<Collectives>& rank) { return failure_of_run(c, rank, expected); });
 }
 
 std::vector<std::shared_ptr<Collectives>> nccl_ranks_of_all_devices() {
