@@ -9,15 +9,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <functional>
 #include <future>
 #include <nlohmann/json.hpp>
 
-#include "bench/support/workload.hpp"
-#include "cuda/memory.hpp"
-#include "jit/driver.hpp"
+#include "bench/support/on_device.hpp"
 #include "qkv/cuda.hpp"
 #include "qkv/device.hpp"
 
@@ -54,96 +51,6 @@ DType dtype_of(const std::string& name) {
   }
   throw CLI::ValidationError("--kv-dtype", name + "; allowed: f32, f16, bf16 or f8e4m3");
 }
-
-// Memory of a rank, of small random numbers.
-class Buffer {
- public:
-  Buffer(Device device, DType dtype, std::initializer_list<int64_t> shape)
-      : layout_(Tensor::contiguous(nullptr, dtype, shape, device)) {
-    std::vector<std::byte> bytes = random_values(layout_.num_elements(), dtype);
-    if (device.kind == DeviceKind::cpu) {
-      host_ = std::move(bytes);
-      layout_.data = host_.data();
-      return;
-    }
-    memory_ = DeviceMemory(device, static_cast<int64_t>(bytes.size()));
-    memory_.copy_from_host(bytes.data());
-    layout_.data = memory_.data();
-  }
-  const Tensor& view() const { return layout_; }
-
- private:
-  Tensor layout_;
-  std::vector<std::byte> host_;
-  DeviceMemory memory_;
-};
-
-// Calls on a rank's own stream, timed.
-class Clock {
- public:
-  Clock(Device device, double seconds) : device_(device), seconds_(seconds) {
-    if (device.kind == DeviceKind::cpu) return;
-    current_.emplace(device.index);
-    for (jit::CUstream* stream : {&stream_, &side_stream_}) {
-      jit::check(jit::driver().stream_create(stream, jit::kStreamNonBlocking), "cuStreamCreate");
-    }
-  }
-  ~Clock() {
-    if (stream_ == nullptr) return;
-    jit::driver().stream_destroy(stream_);
-    jit::driver().stream_destroy(side_stream_);
-  }
-  Clock(const Clock&) = delete;
-  Clock& operator=(const Clock&) = delete;
-
-  Stream stream() const { return {stream_}; }
-  Stream side_stream() const { return {side_stream_}; }
-
-  // Median seconds of a call. `num_calls` is the same on all ranks, which may exchange inside.
-  double median(const std::function<void()>& call, int32_t num_calls) const {
-    constexpr int32_t kRounds = 7;
-    std::vector<double> rounds;
-    for (int32_t round = 0; round < kRounds; ++round) {
-      wait();
-      const auto began = std::chrono::steady_clock::now();
-      for (int32_t i = 0; i < num_calls; ++i) call();
-      wait();
-      rounds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / num_calls);
-    }
-    std::sort(rounds.begin(), rounds.end());
-    return rounds[kRounds / 2];
-  }
-
-  // The same of calls that were captured together.
-  double median_in_graph(const std::function<void()>& call, int32_t num_calls) const {
-    const jit::Driver& driver = jit::driver();
-    jit::CUgraph graph = nullptr;
-    jit::CUgraphExec replay = nullptr;
-    jit::check(driver.stream_begin_capture(stream_, jit::CUstreamCaptureMode::this_thread), "cuStreamBeginCapture");
-    for (int32_t i = 0; i < num_calls; ++i) call();
-    jit::check(driver.stream_end_capture(stream_, &graph), "cuStreamEndCapture");
-    jit::check(driver.graph_instantiate(&replay, graph, 0), "cuGraphInstantiate");
-    driver.graph_destroy(graph);
-    const double seconds = median([&] { jit::check(driver.graph_launch(replay, stream_), "cuGraphLaunch"); }, 5);
-    driver.graph_exec_destroy(replay);
-    return seconds / num_calls;
-  }
-
-  // How many calls of that length fill the time.
-  int32_t calls_for(double seconds_of_call) const {
-    return static_cast<int32_t>(std::clamp(seconds_ / 7 / std::max(seconds_of_call, 1e-6), 3.0, 2000.0));
-  }
-
- private:
-  void wait() const {
-    if (stream_ != nullptr) jit::check(jit::driver().stream_synchronize(stream_), "cuStreamSynchronize");
-  }
-
-  Device device_;
-  double seconds_;
-  std::optional<cuda::CurrentDevice> current_;
-  jit::CUstream stream_ = nullptr, side_stream_ = nullptr;
-};
 
 LayerSpec layer_of(const Options& options) {
   LayerSpec layer;
@@ -223,7 +130,7 @@ Timed time(const Clock& clock, const std::function<void()>& call, int32_t num_ca
   call();
   Timed timed;
   timed.eager = clock.median(call, num_calls);
-  if (on_gpu) timed.in_graph = clock.median_in_graph(call, 20);
+  if (on_gpu) timed.in_graph = clock.median_in_graph([&](int32_t) { call(); }, 20);
   return timed;
 }
 
