@@ -6,6 +6,7 @@
 #include "core/environment.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/targets.hpp"
+#include "cpu/tiles.hpp"
 #include "qkv/status.hpp"
 
 namespace qkv::cpu {
@@ -14,6 +15,7 @@ namespace qkv::cpu {
 // targets.
 namespace N_AVX3 {
 void forward_many_rows(const ForwardTask& task);
+void forward_many_rows_on_tiles(const ForwardTask& task);
 void forward_few_rows(const ForwardTask& task);
 void project_rows(const ProjectTask& task);
 }  // namespace N_AVX3
@@ -38,11 +40,17 @@ namespace {
 struct Variant {
   int64_t target;  // bit of hwy::SupportedTargets(); 0 = runs everywhere
   ForwardKernels kernels;
+  bool (*has_more)() = nullptr;  // what it needs beyond the target
 };
 
-// Best first. A kernel of its own (AMX tiles, say) is a line here, before the instruction set that it extends.
+// Best first. A kernel of its own is a line here, before the instruction set that it extends.
 constexpr Variant kVariants[] = {
 #if HWY_TARGETS & HWY_AVX3
+#if HWY_ARCH_X86_64
+    {HWY_AVX3,
+     {"amx", N_AVX3::forward_many_rows_on_tiles, N_AVX3::forward_few_rows, N_AVX3::project_rows},
+     request_tiles},
+#endif
     {HWY_AVX3, {"avx512", N_AVX3::forward_many_rows, N_AVX3::forward_few_rows, N_AVX3::project_rows}},
 #endif
 #if HWY_TARGETS & HWY_AVX2
@@ -61,7 +69,8 @@ std::vector<ForwardKernels> detect() {
   const int64_t supported = hwy::SupportedTargets();  // asks the operating system about the registers, too
   std::vector<ForwardKernels> kernels;
   for (const Variant& variant : kVariants) {
-    if ((variant.target & ~supported) == 0) kernels.push_back(variant.kernels);
+    if ((variant.target & ~supported) != 0) continue;
+    if (variant.has_more == nullptr || variant.has_more()) kernels.push_back(variant.kernels);
   }
   return kernels;
 }

@@ -181,17 +181,19 @@ class Forward {
 
 // Of one core of a Xeon with AVX-512, which the vectors of other instruction sets scale (docs/plans.md). Choices depend
 // on the ratio of arithmetic to memory only, which differs little from machine to machine.
-index::DeviceCosts costs() {
+index::DeviceCosts costs(const LayerSpec& layer) {
   const std::string_view set = forward_kernels().name;
-  const double width = set == "avx512" ? 1.0 : set == "avx2" ? 0.6 : 0.3;
+  const bool has_tiles = set == "amx";
+  const bool on_tiles = has_tiles && layer.query_dtype == DType::bf16 && layer.kv_dtype == DType::bf16;
+  const double width = has_tiles || set == "avx512" ? 1.0 : set == "avx2" ? 0.6 : 0.3;
   index::DeviceCosts costs;
   costs.num_workers = num_threads();
   costs.worker_bytes_per_second = 10e9;
   costs.bytes_per_second = costs.num_workers * costs.worker_bytes_per_second;
   costs.few_rows_operations = 100e9 * width;
-  costs.many_rows_operations = 150e9 * width;
+  costs.many_rows_operations = on_tiles ? 480e9 : 150e9 * width;
   costs.few_rows_tile = 4;
-  costs.many_rows_tile = 6;
+  costs.many_rows_tile = on_tiles ? 32 : 6;
   costs.item_seconds = 2e-6;
   costs.step_seconds = 10e-6;
   return costs;
@@ -200,10 +202,11 @@ index::DeviceCosts costs() {
 class CpuLayer final : public plan::LayerEngine {
  public:
   explicit CpuLayer(const LayerSpec& layer)
-      : cut_rules_{layer.num_kv_heads, layer.group_size(), kFewRows, kTileKv, kTileKv, kTileQ, kRowsPerItem} {}
+      : costs_(costs(layer)), cut_rules_{layer.num_kv_heads, layer.group_size(), kFewRows, kTileKv, kTileKv, kTileQ,
+                                         kRowsPerItem} {}
 
   index::RequestCut cut_request(int32_t q_len, int32_t) const override { return index::cut_request(cut_rules_, q_len); }
-  plan::DeviceRules device_rules() const override { return {kSharedFewRows, kRowsPerItem, kManyRowsFrom, costs()}; }
+  plan::DeviceRules device_rules() const override { return {kSharedFewRows, kRowsPerItem, kManyRowsFrom, costs_}; }
   plan::CutBounds cut_bounds() const override {
     const auto bounds = [&](int32_t keys) { return index::SplitBounds{1, keys, INT32_MAX}; };
     const int32_t keys = index::few_rows_split_keys(cut_rules_.num_kv_heads);
@@ -225,6 +228,7 @@ class CpuLayer final : public plan::LayerEngine {
   }
 
  private:
+  index::DeviceCosts costs_;
   index::CutRules cut_rules_;
 };
 

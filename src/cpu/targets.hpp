@@ -11,3 +11,6 @@
 // The portable fallback of Highway is slower than the plain definition is simple: where no vectors are known, the
 // kernels are forward_plain, and nothing is compiled for this target.
 #define QKV_TARGET_HAS_VECTORS (HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128)
+
+// AMX extends AVX-512: its tiles multiply bf16.
+#define QKV_TARGET_HAS_TILES (HWY_ARCH_X86_64 && HWY_TARGET == HWY_AVX3)
