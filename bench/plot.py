@@ -23,7 +23,7 @@ def draw(path):
         return
     names = ["qkv", *sorted({peer for row in rows for peer in row["peers"]})]
     figure, axes = plt.subplots(figsize=(11, 1.2 + 0.2 * sum(1 + len(row["peers"]) for row in rows) + 0.1 * len(rows)))
-    ticks, y = [], 0.0
+    ticks, y, longest = [], 0.0, 1.0
     for row in rows:
         bars = {"qkv": row["qkv"], **row["peers"]}
         # Without a limit the best of the row is the whole.
@@ -31,6 +31,7 @@ def draw(path):
         ticks.append(y + (len(bars) - 1) / 2)
         for name, rate in bars.items():
             bar = axes.barh(y, rate / whole, 0.9, color=COLORS[names.index(name) % len(COLORS)])
+            longest = max(longest, rate / whole)
             axes.bar_label(bar, [f" {rate:.0f} {row['unit']}"], fontsize=7)
             y += 1
         y += 0.5
@@ -39,7 +40,7 @@ def draw(path):
     axes.axvline(1, color="black", linewidth=0.8, linestyle=":")
     axes.set_yticks(ticks, [row["case"] for row in rows], fontsize=8)
     axes.set_ylim(y, -1)
-    axes.set_xlim(0, 1.2)
+    axes.set_xlim(0, 1.2 * longest)
     axes.set_xlabel(
         "fraction of the measured limit (matrix product for FLOP/s, reads or copies for GB/s), else of the longest",
         fontsize=8,
