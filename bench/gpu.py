@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Measures qkv on a GPU beside its peers, in one process: make bench-gpu, or  python bench/gpu.py [TABLE ...].
 
-Tables: compiled (seconds and registers of each kernel), prefill, decode, mixed, masks, prefixes, planner, ops. Rows
-appear as they are measured; each table is written to bench/results/<device>/gpu_<table>.json with a picture beside it.
-docs/benchmarks.md says what the numbers mean. Needs torch with CUDA; cupy for decode's limit and the clocks, matplotlib
-for the pictures: what is missing is left out, and said."""
+Tables: compiled (seconds and registers of each kernel), prefill, decode, fp8, mixed, masks, prefixes, planner, ops.
+Rows appear as they are measured; each table is written to bench/results/<device>/gpu_<table>.json with a picture beside
+it. docs/benchmarks.md says what the numbers mean. Needs torch with CUDA; cupy for decode's limit and the clocks,
+matplotlib for the pictures: what is missing is left out, and said."""
 
 import argparse
 import datetime
@@ -19,7 +19,7 @@ try:
 except ImportError:
     sys.exit("bench/gpu.py needs torch with CUDA in this environment: pip install torch")
 import qkv
-from gpu_tables import compiled, decode, masks, mixed, ops, planner, prefill, prefixes
+from gpu_tables import compiled, decode, fp8, masks, mixed, ops, planner, prefill, prefixes
 from gpu_tables.clock import SmClock
 from gpu_tables.flash_infer import FlashInfer
 from gpu_tables.layers import Layers, Pool
@@ -31,6 +31,7 @@ from gpu_tables.timing import Timer
 TABLES = {
     "prefill": prefill,
     "decode": decode,
+    "fp8": fp8,
     "mixed": mixed,
     "masks": masks,
     "prefixes": prefixes,
@@ -72,9 +73,9 @@ class Bench:
     def matrix_product(self, size):
         return matrix_product(self.device, size)
 
-    def expect_close(self, name, got, want):
+    def expect_close(self, name, got, want, tolerance=TOLERANCE):
         error = ((got.float() - want.float()).norm() / want.float().norm()).item()
-        if not error <= TOLERANCE:
+        if not error <= tolerance:
             raise AssertionError(f"{name} differs from qkv by {error:.3g}")
 
 

@@ -36,7 +36,9 @@ class Layer:
     heads: Heads
     mask: str = "causal"
     page: int = 0  # 0: dense keys
-    dtype: str = "bf16"
+    query_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    scales: str = "none"
 
     def spec(self):
         return qkv.LayerSpec(
@@ -44,9 +46,9 @@ class Layer:
             num_kv_heads=self.heads.kv,
             head_dim=self.heads.dim,
             head_dim_v=self.heads.dim_v,
-            query_dtype=self.dtype,
-            kv_dtype=self.dtype,
-            cache=qkv.CacheSpec(page_size=self.page) if self.page else None,
+            query_dtype=self.query_dtype,
+            kv_dtype=self.kv_dtype,
+            cache=qkv.CacheSpec(page_size=self.page, scales=self.scales) if self.page else None,
             mask=self.mask,
         )
 

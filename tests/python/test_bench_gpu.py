@@ -30,7 +30,7 @@ def rehearse(tables, folder, **options):
 
 def test_every_table_writes_rows_with_peers_and_limits(tmp_path):
     _, rows = rehearse([], tmp_path)
-    names = ("prefill", "decode", "mixed", "masks", "prefixes", "planner", "ops")
+    names = ("prefill", "decode", "fp8", "mixed", "masks", "prefixes", "planner", "ops")
     assert set(rows) == {f"gpu_{name}" for name in names}
     for row in [row for table in rows.values() for row in table]:
         assert row["qkv"] > 0 and all(rate > 0 for rate in row["peers"].values())
