@@ -1,5 +1,5 @@
-// The device's planner, compiled for the host and run with threads in place of a CTA's: it makes the host planner's
-// splits, joins and segments, in the places where the kernels look for them.
+// The device's planner, compiled for the host and run there, thread by thread: it makes the host planner's splits,
+// joins and segments, in the places where the kernels look for them.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <unistd.h>
@@ -23,13 +23,14 @@ namespace shape = index::few_rows;
 
 constexpr int32_t kNumCtas = 6;
 
-// What the kernels use of CUDA, for a CTA whose threads are the host's.
+// What the kernels use of CUDA. The threads of a CTA take turns on one of the host's: a thread runs until it has to
+// wait for others, so that waiting costs no time on machines of few cores. Every other round they go last to first, so
+// that what depends on their order shows.
 constexpr const char* kCudaForTheHost = R"(
 #include <algorithm>
-#include <barrier>
 #include <memory>
-#include <thread>
 #include <vector>
+#include <ucontext.h>
 #define __device__
 #define __global__
 #define __forceinline__ inline
@@ -41,21 +42,42 @@ using std::min;
 struct int2 { int x, y; };
 inline int2 make_int2(int x, int y) { return {x, y}; }
 struct Index { int x = 0; };
-thread_local Index threadIdx, blockIdx;
-Index blockDim, gridDim;
-std::unique_ptr<std::barrier<>> cta_barrier;
-inline void __syncthreads() { cta_barrier->arrive_and_wait(); }
-inline int atomicAdd(int* address, int value) { return __atomic_fetch_add(address, value, __ATOMIC_RELAXED); }
+Index threadIdx, blockIdx, blockDim, gridDim;
+
+constexpr size_t kStackBytes = 256 * 1024;
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStackBytes]};
+  bool has_ended = false;
+};
+std::vector<Thread> cta;
+ucontext_t turns;  // who hands them out
+inline void end_turn() { swapcontext(&cta[threadIdx.x].context, &turns); }
+struct Barrier {
+  int num_threads;
+  int arrived = 0, phase = 0;
+  void arrive_and_wait() {
+    const int waits_for = phase;
+    if (++arrived == num_threads) {
+      arrived = 0;
+      ++phase;
+    }
+    while (phase == waits_for) end_turn();
+  }
+};
+Barrier cta_barrier;
+inline void __syncthreads() { cta_barrier.arrive_and_wait(); }
+inline int atomicAdd(int* address, int value) { *address += value; return *address - value; }
 inline int __ffs(unsigned value) { return __builtin_ffs(value); }
 // Lanes meet before each exchange has been written, and before it is overwritten.
 struct Warp {
-  std::barrier<> barrier{32};
+  Barrier barrier{32};
   long long values[32];
 };
-std::vector<std::unique_ptr<Warp>> warps;
+std::vector<Warp> warps;
 template <class Read>
 auto exchange(long long value, Read read) {
-  Warp& warp = *warps[threadIdx.x / 32];
+  Warp& warp = warps[threadIdx.x / 32];
   warp.values[threadIdx.x % 32] = value;
   warp.barrier.arrive_and_wait();
   const auto result = read(warp.values);
@@ -81,17 +103,40 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
 )";
 
 constexpr const char* kRun = R"(
+const qkv::cuda::PlanBatchParams* cta_params;
+void run_thread() {
+  qkv::cuda::plan_batch(*cta_params);
+  cta[threadIdx.x].has_ended = true;
+  end_turn();
+}
+void run_cta(int threads) {
+  cta_barrier = {threads};
+  warps.assign(threads / 32, Warp{});
+  cta = std::vector<Thread>(threads);
+  for (Thread& thread : cta) {
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.get();
+    thread.context.uc_stack.ss_size = kStackBytes;
+    thread.context.uc_link = nullptr;
+    makecontext(&thread.context, run_thread, 0);
+  }
+  bool all_ended = false;
+  for (int round = 0; !all_ended; ++round) {
+    all_ended = true;
+    for (int i = 0; i < threads; ++i) {
+      threadIdx.x = round % 2 == 0 ? i : threads - 1 - i;
+      Thread& thread = cta[threadIdx.x];
+      if (!thread.has_ended) swapcontext(&turns, &thread.context);
+      all_ended = all_ended && thread.has_ended;
+    }
+  }
+}
 extern "C" void run(const qkv::cuda::PlanBatchParams& params, int threads) {
+  cta_params = &params;
   blockDim.x = threads;
   gridDim.x = 1;
-  cta_barrier = std::make_unique<std::barrier<>>(threads);
-  warps.clear();
-  for (int w = 0; w < threads / 32; ++w) warps.push_back(std::make_unique<Warp>());
-  std::vector<std::thread> cta;
-  for (int t = 0; t < threads; ++t) {
-    cta.emplace_back([&params, t] { threadIdx.x = t; qkv::cuda::plan_batch(params); });
-  }
-  for (std::thread& thread : cta) thread.join();
+  blockIdx.x = 0;
+  run_cta(threads);
   gridDim.x = 3;
   for (int block = 0; block < gridDim.x; ++block) {
     for (int t = 0; t < threads; ++t) {
@@ -115,8 +160,7 @@ class PlannerOnTheHost {
         << "#include \"plan_items.cuh\"\n"
         << kRun;
     const std::string command = fmt::format(
-        "'{0}' -std=c++20 -O1 -w -shared -fPIC -I'{2}' -I'{2}/cuda/device' '{1}/planner.cpp' -o '{1}/planner.so' "
-        "-pthread",
+        "'{0}' -std=c++20 -O1 -w -shared -fPIC -I'{2}' -I'{2}/cuda/device' '{1}/planner.cpp' -o '{1}/planner.so'",
         QKV_CXX_COMPILER, folder_.string(), QKV_SOURCE_FOLDER);
     if (std::system(command.c_str()) != 0) throw std::runtime_error("failed: " + command);
     library_ = dlopen((folder_ / "planner.so").c_str(), RTLD_NOW | RTLD_LOCAL);
