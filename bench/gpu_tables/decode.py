@@ -51,7 +51,7 @@ def run(bench, case):
     order = np.random.default_rng(2).permutation(total_pages).astype(np.int32)
     plan = make_plan(attention, lengths, pages=order)
     gigabytes = 1e-9 * sum(keys) * heads.bytes_a_token
-    launches = max(20, int(1e-9 * FROM_MEMORY_BYTES / gigabytes)) if bench.on_gpu else 2
+    launches = launches_from_memory(bench, gigabytes)
     caches = bench.pool.caches(heads, page, total_pages, most=launches)
     query = bench.random(len(keys), heads.query, heads.dim)
     out = torch.empty(len(keys), heads.query, heads.value_dim, dtype=query.dtype, device=query.device)
@@ -87,6 +87,11 @@ def run(bench, case):
         microseconds=micros,
         num_caches=len(caches),
     )
+
+
+def launches_from_memory(bench, gigabytes):
+    """Of a graph that reads so much a launch."""
+    return max(20, int(1e-9 * FROM_MEMORY_BYTES / gigabytes)) if bench.on_gpu else 2
 
 
 def peer_times(bench, heads, keys, query, caches, launches):

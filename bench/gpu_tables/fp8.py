@@ -10,7 +10,9 @@ import numpy as np
 import qkv
 import torch
 
-from gpu_tables.layers import Heads, Layer, make_plan, num_pages, views_of
+from gpu_tables import ops
+from gpu_tables.decode import launches_from_memory
+from gpu_tables.layers import Heads, Layer, in_pages, make_plan, num_pages, views_of
 
 DECODE_HEADS = [Heads(32, 8, 128), Heads(32, 4, 128), Heads(64, 8, 64)]
 BATCHES = {
@@ -24,7 +26,6 @@ PREFILL_HEADS = [Heads(16, 16, 128), Heads(8, 8, 256), Heads(32, 32, 64)]
 LENGTHS = [4096, 16384]
 WRITE_HEADS, WRITE_TOKENS = Heads(32, 8, 128), [8192, 65536]
 PREFILL_PAGE = 64
-FROM_MEMORY_BYTES = 512 << 20  # what a graph reads at least: several times any L2
 POOL_BYTES = 5 << 30
 DTYPE = torch.float8_e4m3fn
 TOLERANCE = 0.06  # relative, in the 2-norm, of results that a peer rounded to 3 bits
@@ -56,7 +57,7 @@ def kinds(case):
         _, heads, _, mask = case
         return [Layer(heads, mask, PREFILL_PAGE, query_dtype="f8e4m3", kv_dtype="f8e4m3", scales="per_tensor")]
     _, heads, _, scales = case
-    return [Layer(heads, "causal", 16, kv_dtype="f8e4m3", scales=scales)]
+    return [Layer(heads, "causal", ops.PAGE, kv_dtype="f8e4m3", scales=scales)]
 
 
 def prepare(bench):
@@ -89,7 +90,7 @@ def run_decode(bench, case):
     query = bench.random(len(keys), heads.query, heads.dim)
     out = torch.empty(len(keys), heads.query, heads.value_dim, dtype=query.dtype, device=query.device)
     gigabytes = 1e-9 * sum(keys) * heads.bytes_a_token / 2
-    launches = max(20, int(1e-9 * FROM_MEMORY_BYTES / gigabytes)) if bench.on_gpu else 2
+    launches = launches_from_memory(bench, gigabytes)
 
     def time(kind, caches):
         attention = bench.layers[kind]
@@ -173,35 +174,23 @@ def run_prefill(bench, case):
 
 
 def paged(tensor, order):
-    pages = torch.empty(len(order), PREFILL_PAGE, *tensor.shape[2:], dtype=torch.uint8, device=tensor.device)
-    pages[torch.from_numpy(order).long().to(tensor.device)] = tensor.view(torch.uint8).reshape(pages.shape)
-    return pages.view(DTYPE)
+    return in_pages(tensor.view(torch.uint8), order, PREFILL_PAGE).view(DTYPE)
 
 
 def run_cache_write(bench, case):
     _, heads, tokens, scales = case
-    page = 16
     attention = bench.layers[kinds(case)[0]]
-    order = np.random.default_rng(4).permutation(tokens // page)
-    slots = (order[:, None] * page + np.arange(page)).reshape(-1).astype(np.int64)
-    plan = make_plan(attention, [(tokens, tokens)], pages=order.astype(np.int32), slots=slots)
+    plan, pages = ops.write_plan(attention, tokens)
     key, value = (bench.random(tokens, heads.kv, heads.dim) for _ in range(2))
-    both = torch.empty(len(order), page, heads.kv, 2 * heads.dim, dtype=torch.uint8, device=bench.device).view(DTYPE)
-    scale = [scales_of(scales, len(order), page, heads, bench.device) for _ in range(2)]
-    cache = qkv.KvCache(both[..., : heads.dim], both[..., heads.dim :], key_scale=scale[0], value_scale=scale[1])
-    num_bytes = 2 * key.numel() * 3
-    half = torch.empty(num_bytes // 2, dtype=torch.uint8, device=bench.device)
-    other = torch.empty_like(half)
-    time = bench.timer.graph([lambda: attention.update_cache(key, value, cache, plan)], launches=5)
-    copy = bench.timer.graph([lambda: other.copy_(half)], launches=5)
-    bench.report.add(
-        f"fp8 cache write {tokens} tokens {heads} {scales}",
-        "GB/s",
-        1e-9 * num_bytes / time.seconds,
-        limit=1e-9 * num_bytes / copy.seconds,
-        note=f"{time.seconds * 1e6:.1f} us",
-        microseconds={"qkv": time.seconds * 1e6, "copy": copy.seconds * 1e6},
-    )
+    both = torch.empty(pages, ops.PAGE, heads.kv, 2 * heads.dim, dtype=torch.uint8, device=bench.device).view(DTYPE)
+    scale = [scales_of(scales, pages, ops.PAGE, heads, bench.device) for _ in range(2)]
+    cache = qkv.KvCache(*views_of(both, heads), key_scale=scale[0], value_scale=scale[1])
+    num_bytes = 2 * key.numel() * 3  # 2 in, 1 out
+
+    def call():
+        attention.update_cache(key, value, cache, plan)
+
+    ops.add_row(bench, f"fp8 cache write {tokens} tokens {heads} {scales}", call, num_bytes)
 
 
 class CudnnFloat8:
@@ -209,10 +198,10 @@ class CudnnFloat8:
 
     out_scale = 1 / 64  # what its outputs are multiplied by to be the results
 
-    def __init__(self, device):
+    def __init__(self, _device):
         import cudnn  # without it prefill has no peer
 
-        self.cudnn, self.device = cudnn, device
+        self.cudnn = cudnn
         self.handle = cudnn.create_handle()
 
     def prefill(self, query, key, value, scale, causal):

@@ -97,6 +97,13 @@ def num_pages(lengths, page):
     return sum(-(-keys // page) for _, keys in lengths)
 
 
+def in_pages(tensor, order, page):
+    """[requests, tokens, ...], of whole pages, as pages [.., page, ...]: the i-th lies at order[i]."""
+    pages = torch.empty(len(order), page, *tensor.shape[2:], dtype=tensor.dtype, device=tensor.device)
+    pages[torch.from_numpy(order).long().to(tensor.device)] = tensor.reshape(pages.shape)
+    return pages
+
+
 class Pool:
     """Random memory that stands for caches: cut anew for each case, so that making it is paid once."""
 

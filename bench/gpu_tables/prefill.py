@@ -7,7 +7,7 @@ import numpy as np
 import qkv
 import torch
 
-from gpu_tables.layers import Heads, Layer, make_plan, num_pages
+from gpu_tables.layers import Heads, Layer, in_pages, make_plan, num_pages
 
 HEADS = {
     "64": Heads(32, 32, 64),
@@ -121,12 +121,7 @@ def pages_of(query, key, value):
     requests, length = query.shape[:2]
     lengths = [(length, length)] * requests
     order = np.random.default_rng(1).permutation(num_pages(lengths, PAGE)).astype(np.int32)
-    caches = []
-    for tensor in (key, value):
-        pages = torch.empty(len(order), PAGE, *tensor.shape[2:], dtype=tensor.dtype, device=tensor.device)
-        pages[torch.from_numpy(order).long().to(tensor.device)] = tensor.reshape(pages.shape)
-        caches.append(pages)
-    return lengths, order, *caches
+    return lengths, order, in_pages(key, order, PAGE), in_pages(value, order, PAGE)
 
 
 def paged_call(bench, case, query, lengths, order, key, value):

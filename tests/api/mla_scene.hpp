@@ -42,10 +42,7 @@ struct Scene {
       num_keys += seq_lens.back();
     }
     const auto filled = [&](std::initializer_list<int64_t> shape, float magnitude) {
-      OwnedTensor tensor(DType::f32, shape);
-      auto* values = static_cast<float*>(tensor.view().data);
-      for (int64_t i = 0; i < tensor.view().num_elements(); ++i) values[i] = magnitude * draw.normal();
-      return tensor;
+      return testing::normal_values(draw, magnitude, shape);
     };
     latents = filled({num_keys, kRank + kRope}, 1);
     if (spec.cache_dtype) {

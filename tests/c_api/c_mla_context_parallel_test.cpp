@@ -56,12 +56,9 @@ qkv_context_chunk_options chunks_in_c() {
   return options;
 }
 
-OwnedTensor filled(int64_t seed, std::initializer_list<int64_t> shape) {
-  tools::Draw draw(31, seed);
-  OwnedTensor tensor(DType::f32, shape);
-  auto* values = static_cast<float*>(tensor.view().data);
-  for (int64_t i = 0; i < tensor.view().num_elements(); ++i) values[i] = 0.3F * draw.normal();
-  return tensor;
+OwnedTensor filled(int64_t index, std::initializer_list<int64_t> shape) {
+  tools::Draw draw(31, index);
+  return testing::normal_values(draw, 0.3F, shape);
 }
 
 // What one rank has, the same whenever it is made: two requests, of 3 and 1 new tokens.

@@ -15,12 +15,9 @@ using tools::OwnedTensor;
 
 constexpr int64_t kHeads = 2, kNope = 16, kRope = 8, kValue = 24, kRank = 32, kPage = 8;
 
-OwnedTensor filled(int64_t seed, std::initializer_list<int64_t> shape) {
-  tools::Draw draw(23, seed);
-  OwnedTensor tensor(DType::f32, shape);
-  auto* values = static_cast<float*>(tensor.view().data);
-  for (int64_t i = 0; i < tensor.view().num_elements(); ++i) values[i] = 0.3F * draw.normal();
-  return tensor;
+OwnedTensor filled(int64_t index, std::initializer_list<int64_t> shape) {
+  tools::Draw draw(23, index);
+  return testing::normal_values(draw, 0.3F, shape);
 }
 
 struct c_mla : ::testing::Test {

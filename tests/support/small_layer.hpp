@@ -24,6 +24,14 @@ inline Tensor view(const std::vector<float>& values, std::initializer_list<int64
   return Tensor::contiguous(values.data(), DType::f32, shape);
 }
 
+// f32, of that deviation.
+inline tools::OwnedTensor normal_values(tools::Draw& draw, float deviation, std::initializer_list<int64_t> shape) {
+  tools::OwnedTensor tensor(DType::f32, shape);
+  auto* values = static_cast<float*>(tensor.view().data);
+  for (int64_t i = 0; i < tensor.view().num_elements(); ++i) values[i] = deviation * draw.normal();
+  return tensor;
+}
+
 inline LayerSpec layer_of(int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim) {
   LayerSpec layer;
   layer.num_q_heads = num_q_heads;
