@@ -1,36 +1,38 @@
 #include "cuda/device_planner.hpp"
 
 #include <algorithm>
-#include <bit>
 
 #include "cuda/kernel_key.hpp"
 #include "cuda/launch.hpp"
 
 namespace qkv::cuda {
 
-std::array<jit::Source, 2> device_planner_sources(const LayerSpec& layer, const DeviceFacts& facts) {
-  return {forward_source(layer, {"plan_batch", facts.arch, 0, 0}),
-          forward_source(layer, {"plan_items", facts.arch, 0, 0})};
+jit::Source device_planner_source(const LayerSpec& layer, const DeviceFacts& facts) {
+  return forward_source(layer, {"plan_batch", facts.arch, 0, 0});
+}
+
+int32_t max_blocks_of_planner(const DeviceFacts& facts) {
+  return static_cast<int32_t>((facts.max_shared_bytes - sizeof(PlannerMemory)) / sizeof(PlanBlock));
 }
 
 DevicePlanner::DevicePlanner(const LayerSpec& layer, const DeviceFacts& facts, const index::CutRules& rules)
-    : rules_(rules), num_multiprocessors_(facts.num_multiprocessors), launches_beside_(facts.arch == "sm_90a") {
-  const auto sources = device_planner_sources(layer, facts);
-  plan_batch_ = &jit::kernels().get(sources[0]);
-  plan_items_ = &jit::kernels().get(sources[1]);
-}
+    : rules_(rules),
+      num_multiprocessors_(facts.num_multiprocessors),
+      kernel_(&jit::kernels().get(device_planner_source(layer, facts))) {}
 
 void DevicePlanner::run(const plan::DeviceBatch& batch, const plan::PlanCapacity& capacity, DevicePlan& plan,
                         jit::CUstream stream) const {
   PlanBatchParams params = plan.read_from(batch, capacity);
   params.rules = rules_;
-  // A thread a request, within what a CTA has; no fewer than share the bins of the lists well.
-  const auto threads = std::clamp<uint32_t>(std::bit_ceil(static_cast<uint32_t>(batch.num_requests)), 256, 1024);
-  launch(*plan_batch_, {1, 1, threads, 0}, {&params}, stream);
-  constexpr int64_t kThreads = 128;
-  const int64_t ctas = (capacity.blocks * rules_.num_kv_heads + kThreads - 1) / kThreads;
-  const auto grid = static_cast<uint32_t>(std::clamp<int64_t>(ctas, 1, num_multiprocessors_));
-  launch(*plan_items_, {grid, 1, static_cast<uint32_t>(kThreads), 0, 1, launches_beside_}, {&params}, stream);
+  const bool in_shared_memory = params.arrays.blocks == nullptr;
+  // Few pairs of block and KV head for each CTA: what they write takes longer than to find where.
+  constexpr int64_t kPairsOfCta = 64;
+  const int64_t wanted = (capacity.blocks * rules_.num_kv_heads + kPairsOfCta - 1) / kPairsOfCta;
+  const int64_t most = in_shared_memory ? num_multiprocessors_ : kPlannersWithRoomOfTheirOwn;
+  const auto grid = static_cast<uint32_t>(std::clamp<int64_t>(wanted, 1, most));
+  const size_t block_bytes = in_shared_memory ? capacity.blocks * sizeof(PlanBlock) : 0;
+  launch(*kernel_, {grid, 1, kPlannerThreads, static_cast<uint32_t>(sizeof(PlannerMemory) + block_bytes)}, {&params},
+         stream);
 }
 
 }  // namespace qkv::cuda

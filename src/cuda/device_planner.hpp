@@ -1,19 +1,19 @@
-// Plans made by the device itself, from arrays that lie there: two small launches, which a graph can capture.
+// Plans made by the device itself, from arrays that lie there: one small launch, which a graph can capture.
 #pragma once
-
-#include <array>
 
 #include "cuda/placed_plan.hpp"
 #include "jit/module.hpp"
 
 namespace qkv::cuda {
 
-// Its kernels, in the order in which they run.
-std::array<jit::Source, 2> device_planner_sources(const LayerSpec& layer, const DeviceFacts& facts);
+jit::Source device_planner_source(const LayerSpec& layer, const DeviceFacts& facts);
+
+// Blocks of rows for which a CTA has room beside what else its planner keeps.
+int32_t max_blocks_of_planner(const DeviceFacts& facts);
 
 class DevicePlanner {
  public:
-  // Compiles the kernels. The mask must have no operands of single tokens, and name no heads.
+  // Compiles the kernel. The mask must have no operands of single tokens, and name no heads.
   DevicePlanner(const LayerSpec& layer, const DeviceFacts& facts, const index::CutRules& rules);
 
   void run(const plan::DeviceBatch& batch, const plan::PlanCapacity& capacity, DevicePlan& plan,
@@ -22,9 +22,7 @@ class DevicePlanner {
  private:
   index::CutRules rules_;
   int32_t num_multiprocessors_;
-  bool launches_beside_;  // the second kernel may begin before the first has ended
-  const jit::Kernel* plan_batch_;
-  const jit::Kernel* plan_items_;
+  const jit::Kernel* kernel_;
 };
 
 }  // namespace qkv::cuda

@@ -116,6 +116,7 @@ class CudaLayer final : public plan::LayerEngine {
     }
     placement_.few_rows_sm90 = kernels_.few_rows_sm90;
     placement_.max_few_rows = kernels_.cut.few_rows;
+    placement_.max_planner_blocks = max_blocks_of_planner(facts);
     placement_.max_shared_rows = device_rules().shared_few_rows;
     placement_.max_rows_of_merges = std::max(kernels_.cut.few_rows, kernels_.cut.rows_per_item);
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));

@@ -171,10 +171,10 @@ PlanBatchParams DevicePlan::read_from(const plan::DeviceBatch& batch, const plan
     arrays.max_items[tile] = static_cast<int>(most<FewRowsItem>(kFewRowsSm90 + tile));
   }
   arrays.segments = array<KeySegment>(kSegments);
-  arrays.blocks = array<PlanBlock>(kBlocks);
+  arrays.blocks = bytes_[kBlocks] > 0 ? array<PlanBlock>(kBlocks) : nullptr;
   arrays.max_items[kListFewRows] = static_cast<int>(most<WorkItem>(kFewRowsItems));
   arrays.max_items[kListManyRows] = static_cast<int>(most<WorkItem>(kManyRowsItems));
-  arrays.max_blocks = static_cast<int>(most<PlanBlock>(kBlocks));
+  arrays.max_blocks = static_cast<int>(capacity.blocks);
   arrays.max_segments = static_cast<int>(most<KeySegment>(kSegments));
   arrays.max_tickets = static_cast<int>(most<int>(kTickets));
   arrays.max_merges = static_cast<int>(most<MergeItem>(kMerges));

@@ -172,7 +172,9 @@ std::array<size_t, kNumPlanArrays> array_bytes(const LayerSpec& layer, const Pla
   }
   bytes[kSegments] = size_of<KeySegment>(capacity.segments);
   add_shared_bytes(layer, rules, capacity, bytes);
-  if (capacity.on_device) bytes[kBlocks] = size_of<PlanBlock>(capacity.blocks);
+  if (capacity.on_device && capacity.blocks > rules.max_planner_blocks) {
+    bytes[kBlocks] = size_of<PlanBlock>(kPlannersWithRoomOfTheirOwn * capacity.blocks);
+  }
   bytes[kPages] = size_of<int32_t>(capacity.pages);
   const mask::Program program = mask::compile(layer.effective_mask());
   for (size_t i = 0; i < program.operands.size(); ++i) {

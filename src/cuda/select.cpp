@@ -151,7 +151,7 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
     return forward_source(layer, forward_key(layer, facts, launch));
   });
   if (planners == PlannerUse::device) {
-    for (jit::Source& source : device_planner_sources(layer, facts)) sources.push_back(std::move(source));
+    sources.push_back(device_planner_source(layer, facts));
   }
   sources.push_back(plain_source("merge_plan_states", facts.arch));
   if (layer.cache) sources.push_back(cache_write_source(layer.cache->scales, facts.arch));

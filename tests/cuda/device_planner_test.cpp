@@ -36,7 +36,8 @@ constexpr const char* kCudaForTheHost = R"(
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __shared__ static
+#define __shared__
+#define __align__(bytes)
 using std::max;
 using std::min;
 struct int2 { int x, y; };
@@ -67,7 +68,7 @@ struct Barrier {
 };
 Barrier cta_barrier;
 inline void __syncthreads() { cta_barrier.arrive_and_wait(); }
-inline int atomicAdd(int* address, int value) { *address += value; return *address - value; }
+inline int __clzll(long long value) { return __builtin_clzll(value); }
 inline int __ffs(unsigned value) { return __builtin_ffs(value); }
 // Lanes meet before each exchange has been written, and before it is overwritten.
 struct Warp {
@@ -102,7 +103,11 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
 }
 )";
 
+// CTAs run one after another, each in memory full of junk.
 constexpr const char* kRun = R"(
+namespace qkv::cuda {
+alignas(16) char shared_memory[1 << 20];
+}
 const qkv::cuda::PlanBatchParams* cta_params;
 void run_thread() {
   qkv::cuda::plan_batch(*cta_params);
@@ -110,6 +115,7 @@ void run_thread() {
   end_turn();
 }
 void run_cta(int threads) {
+  std::fill_n(qkv::cuda::shared_memory, sizeof qkv::cuda::shared_memory, 0x5A);
   cta_barrier = {threads};
   warps.assign(threads / 32, Warp{});
   cta = std::vector<Thread>(threads);
@@ -134,17 +140,8 @@ void run_cta(int threads) {
 extern "C" void run(const qkv::cuda::PlanBatchParams& params, int threads) {
   cta_params = &params;
   blockDim.x = threads;
-  gridDim.x = 1;
-  blockIdx.x = 0;
-  run_cta(threads);
   gridDim.x = 3;
-  for (int block = 0; block < gridDim.x; ++block) {
-    for (int t = 0; t < threads; ++t) {
-      blockIdx.x = block;
-      threadIdx.x = t;
-      qkv::cuda::plan_items(params);
-    }
-  }
+  for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) run_cta(threads);
 }
 )";
 
@@ -157,7 +154,6 @@ class PlannerOnTheHost {
     folder_ = made;
     std::ofstream(folder_ / "planner.cpp")
         << kCudaForTheHost << forward_source(layer, {"plan_batch", "host", 0, 0}).text
-        << "#include \"plan_items.cuh\"\n"
         << kRun;
     const std::string command = fmt::format(
         "'{0}' -std=c++20 -O1 -w -shared -fPIC -I'{2}' -I'{2}/cuda/device' '{1}/planner.cpp' -o '{1}/planner.so'",
@@ -197,7 +193,6 @@ struct Arrays {
     params.arrays.many_rows = many_rows.data();
     for (int tile = 0; tile < kFewRowsTiles; ++tile) params.arrays.few_rows_sm90[tile] = few_rows_sm90[tile].data();
     params.arrays.segments = segments.data();
-    params.arrays.blocks = blocks.data();
     params.arrays.max_blocks = params.arrays.max_segments = kRoom;
     params.arrays.max_tickets = params.arrays.max_merges = kRoom;
     params.arrays.max_state_rows = 1 << 30;
@@ -221,7 +216,7 @@ struct Arrays {
       std::vector<FewRowsItem>(kRoom), std::vector<FewRowsItem>(kRoom), std::vector<FewRowsItem>(kRoom),
       std::vector<FewRowsItem>(kRoom)};
   std::vector<KeySegment> segments = std::vector<KeySegment>(kRoom);
-  std::vector<PlanBlock> blocks = std::vector<PlanBlock>(kRoom);
+  std::vector<PlanBlock> blocks = std::vector<PlanBlock>(3 * kRoom);  // of three CTAs
 };
 
 using RowsKey = std::tuple<int32_t, int32_t, int32_t>;                // request, KV head, first query
@@ -374,6 +369,7 @@ void expect_host_plan(const PlannerOnTheHost& planner, const tools::Case& c, con
   params.rules = rules.kernels.cut;
   params.few_rows_sm90 = rules.kernels.few_rows_sm90;
   if (!rules.kernels.many_rows_sm90) params.num_ctas = 0;
+  if (threads > 32) params.arrays.blocks = arrays.blocks.data();  // else they are in the CTA's own memory
   planner.run(params, threads);
 
   ASSERT_EQ(arrays.counts.refused, 0);

@@ -247,8 +247,7 @@ std::set<std::string> sources_of_planner(const LayerSpec& layer, const DeviceFac
   if (bytes[kSharedItems] > 0) {
     texts.insert(jit::key_text(forward_source(layer, ForwardSm80::key(layer, facts, kernels.cut.few_rows, true))));
   }
-  if (!capacity.on_device) return texts;
-  for (const jit::Source& source : device_planner_sources(layer, facts)) texts.insert(jit::key_text(source));
+  if (capacity.on_device) texts.insert(jit::key_text(device_planner_source(layer, facts)));
   return texts;
 }
 

@@ -79,7 +79,7 @@ QKV_HOST_DEVICE constexpr RequestCut cut_request(const CutRules& rules, int q_le
 // The end of the split that holds `position`: splits lie on absolute multiples of split_keys.
 QKV_HOST_DEVICE constexpr int split_end(int position, int split_keys, int kv_end) {
   if (split_keys == kNoSplit) return kv_end;
-  const long long end = (static_cast<long long>(position) / split_keys + 1) * split_keys;
+  const long long end = (position / split_keys + 1LL) * split_keys;
   return end < kv_end ? static_cast<int>(end) : kv_end;
 }
 

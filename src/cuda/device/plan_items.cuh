@@ -1,18 +1,23 @@
-// The planner, second half: writes the items, merges and segments of the blocks that plan_batch.cuh has placed.
-// Any grid and block: threads take turns at pairs of block and KV head. It may be launched beside plan_batch.
+// The planner's second half: writes the items, merges and segments of a block that has its places.
 #pragma once
 
 #include "plan_walk.cuh"
-#include "ptx/dependent_launch.cuh"
 
 namespace qkv::cuda {
 namespace planner {
 
+// CTAs that share items take turns at them, the longest first: where the list of one begins.
+__device__ __forceinline__ int begin_of_cta(int num_items, int num_ctas, int cta) {
+  return num_items / num_ctas * cta + min(cta, num_items % num_ctas);
+}
+
 // The items of one block and KV head, split by split.
 class ItemWriter {
  public:
-  __device__ __forceinline__ ItemWriter(const PlanBatchParams& params, const PlanBlock& block, int kv_head)
+  __device__ __forceinline__ ItemWriter(const PlanBatchParams& params, int num_many_rows, const PlanBlock& block,
+                                        int kv_head)
       : params_(params),
+        num_many_rows_(num_many_rows),
         block_(block),
         kv_head_(kv_head),
         rows_((block.query_end - block.query_begin) * key::group_size),
@@ -65,7 +70,7 @@ class ItemWriter {
     item.segment_begin = segment_begin;
     item.segment_end = segment_end;
     item.first = first;
-    item.page_start = params_.arrays.page_start[block_.request];
+    item.page_start = block_.page_start;
     item.ticket = joins(block_) && !joins_in_cluster_ ? block_.merge + kv_head_ : -1;
     item.num_splits = static_cast<short>(joins(block_) ? block_.num_splits : 1);
     if (joins(block_)) {
@@ -78,10 +83,11 @@ class ItemWriter {
   // Item i of the sorted list is the (i / num_ctas)-th of CTA i % num_ctas.
   __device__ __forceinline__ int place_in_cta_lists(int place) const {
     if (params_.num_ctas == 0) return place;
-    return params_.arrays.cta_begin[place % params_.num_ctas] + place / params_.num_ctas;
+    return begin_of_cta(num_many_rows_, params_.num_ctas, place % params_.num_ctas) + place / params_.num_ctas;
   }
 
   const PlanBatchParams& params_;
+  const int num_many_rows_;
   const PlanBlock& block_;
   const int kv_head_;
   const int rows_;
@@ -89,8 +95,9 @@ class ItemWriter {
   const bool joins_in_cluster_;
 };
 
-__device__ inline void write_items(const PlanBatchParams& params, const PlanBlock& block, int kv_head) {
-  const ItemWriter writer(params, block, kv_head);
+__device__ inline void write_items(const PlanBatchParams& params, int num_many_rows, const PlanBlock& block,
+                                   int kv_head) {
+  const ItemWriter writer(params, num_many_rows, block, kv_head);
   const KeySegment nothing{0, 0, 1};
   KeySegment first = nothing;
   int split = -1;
@@ -116,15 +123,5 @@ __device__ inline void write_items(const PlanBatchParams& params, const PlanBloc
 }
 
 }  // namespace planner
-
-extern "C" __global__ void __launch_bounds__(128) plan_items(const __grid_constant__ PlanBatchParams params) {
-  ptx::wait_for_earlier_launches();
-  const int num_kv_heads = params.rules.num_kv_heads;
-  const int num_pairs = params.arrays.counts->blocks * num_kv_heads;
-  for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < num_pairs; i += gridDim.x * blockDim.x) {
-    const PlanBlock block = params.arrays.blocks[i / num_kv_heads];
-    planner::write_items(params, block, i % num_kv_heads);
-  }
-}
 
 }  // namespace qkv::cuda

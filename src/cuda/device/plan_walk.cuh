@@ -41,7 +41,6 @@ __device__ __forceinline__ int num_shown_keys(const PlanBatchParams& params, con
   return keys.count(seq.q_len, seq.kv_len);
 }
 
-constexpr int kSizeClasses = 4;  // items that stand side by side: 8, 4, 2, 1
 constexpr int kClusterSize = index::few_rows::kMaxClusterSplits;
 
 __device__ __forceinline__ bool joins(const PlanBlock& block) { return block.num_splits > 1; }
@@ -73,37 +72,40 @@ class BlockWalk {
   template <typename Visit>
   __device__ __forceinline__ void run(Visit&& visit) {
     if (num_keys_ <= 0) return;
-    // Ranges of tiles still to be looked at, the next one last: a half waits at each level.
+    const int num_tiles = (num_keys_ - 1) / cut_.tile_kv + 1;
+    // Ranges of tiles still to be looked at behind the one in hand: a half waits at each level.
     int2 waiting[kMaxDepth];
-    int num_waiting = 1;
-    waiting[0] = make_int2(0, (num_keys_ - 1) / cut_.tile_kv + 1);
+    int num_waiting = 0;
+    int2 tiles = make_int2(0, num_tiles);
     KeySegment run{0, 0, 0};
     int split_end = -1;
-    while (num_waiting > 0) {
-      const int2 tiles = waiting[--num_waiting];
+    for (;;) {
       const int begin = tiles.x * cut_.tile_kv;
-      const int end = tiles.y > (num_keys_ - 1) / cut_.tile_kv ? num_keys_ : tiles.y * cut_.tile_kv;
+      const int end = tiles.y == num_tiles ? num_keys_ : tiles.y * cut_.tile_kv;
       const TileClass tile_class = classify_range(context_, q_low_, q_high_, begin, end - 1);
-      if (tile_class == TileClass::empty) continue;
       if (tile_class == TileClass::partial && tiles.y - tiles.x > 1) {
         const int middle = tiles.x + (tiles.y - tiles.x) / 2;
         waiting[num_waiting++] = make_int2(middle, tiles.y);
-        waiting[num_waiting++] = make_int2(tiles.x, middle);
+        tiles.y = middle;
         continue;
       }
-      const int full = tile_class == TileClass::full ? 1 : 0;
-      if (run.end == begin && run.full == full) {
-        run.end = end;
-        continue;
+      if (tile_class != TileClass::empty) {
+        const int full = tile_class == TileClass::full ? 1 : 0;
+        if (run.end == begin && run.full == full) {
+          run.end = end;
+        } else {
+          cut(run, split_end, visit);
+          run = {begin, end, full};
+        }
       }
-      cut(run, split_end, visit);
-      run = {begin, end, full};
+      if (num_waiting == 0) break;
+      tiles = waiting[--num_waiting];
     }
     cut(run, split_end, visit);
   }
 
  private:
-  static constexpr int kMaxDepth = 33;  // levels of 2^31 keys, and the one in hand
+  static constexpr int kMaxDepth = 32;  // levels of 2^31 keys
 
   template <typename Visit>
   __device__ __forceinline__ void cut(KeySegment run, int& current_split_end, Visit& visit) const {
