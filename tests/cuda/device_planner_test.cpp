@@ -153,8 +153,7 @@ class PlannerOnTheHost {
     if (made == nullptr) throw std::runtime_error("no folder " + pattern);
     folder_ = made;
     std::ofstream(folder_ / "planner.cpp")
-        << kCudaForTheHost << forward_source(layer, {"plan_batch", "host", 0, 0}).text
-        << kRun;
+        << kCudaForTheHost << forward_source(layer, {"plan_batch", "host", 0, 0}).text << kRun;
     const std::string command = fmt::format(
         "'{0}' -std=c++20 -O1 -w -shared -fPIC -I'{2}' -I'{2}/cuda/device' '{1}/planner.cpp' -o '{1}/planner.so'",
         QKV_CXX_COMPILER, folder_.string(), QKV_SOURCE_FOLDER);

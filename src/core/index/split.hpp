@@ -12,8 +12,9 @@ constexpr int kItemsWanted = 32;
 
 QKV_HOST_DEVICE constexpr int tokens_per_item(long long num_rows, int num_kv_heads, int group_size, int rows_per_item,
                                               int tile_q) {
+  constexpr long long kMost = 0x7fffffff;
   const long long even_share = num_rows * num_kv_heads / kItemsWanted;
-  long long rows = (even_share / tile_q) * tile_q;
+  long long rows = static_cast<int>(even_share < kMost ? even_share : kMost) / tile_q * static_cast<long long>(tile_q);
   if (rows < tile_q) rows = tile_q;
   if (rows > rows_per_item) rows = rows_per_item;
   return group_size >= rows ? 1 : static_cast<int>(rows / group_size);

@@ -1,6 +1,6 @@
-// The planner: how the batch is cut, and where everything goes. It reads the batch on the device, so that a captured step
-// plans itself. Splits and the order of joins are those of the host's planner; items stand longest first, in an order of
-// their own.
+// The planner: how the batch is cut, and where everything goes. It reads the batch on the device, so that a captured
+// step plans itself. Splits and the order of joins are those of the host's planner; items stand longest first, in an
+// order of their own.
 //
 // One launch of any number of CTAs. Each finds all places by itself, in its own memory and in the same order, so that
 // none waits for another; then each writes its part of the items. Time is a chain of a few look-ups, not work.
@@ -238,11 +238,14 @@ __device__ inline void cut_blocks(const PlanBatchParams& params, PlannerMemory& 
 // Shares stand one after another, in each bin and everywhere else.
 __device__ inline void place_shares(const PlanBatchParams& params, PlannerMemory& memory) {
   for (int bin = threadIdx.x; bin < kNumLists * kBins; bin += blockDim.x) {
+    int places[kPlannerWarps];
+#pragma unroll
+    for (int w = 0; w < kPlannerWarps; ++w) places[w] = memory.places[w][bin];
     int before = 0;
-    for (int w = 0; w < num_warps(); ++w) {
-      const int places = memory.places[w][bin];
+#pragma unroll
+    for (int w = 0; w < kPlannerWarps; ++w) {
       memory.places[w][bin] = before;
-      before += places;
+      before += places[w];
     }
     memory.bin_begin[bin] = before;  // its places, for place_bins
   }
@@ -340,9 +343,8 @@ extern "C" __global__ void __launch_bounds__(kPlannerThreads, 1)
                           ? params.arrays.blocks + static_cast<long long>(blockIdx.x) * params.arrays.max_blocks
                           : reinterpret_cast<PlanBlock*>(shared_memory + sizeof(PlannerMemory));
   if (threadIdx.x == 0) memory.refused = 0;
-  for (int w = 0; w < num_warps(); ++w) {
-    for (int bin = threadIdx.x; bin < kNumLists * kBins; bin += blockDim.x) memory.places[w][bin] = 0;
-  }
+  int* places = &memory.places[0][0];
+  for (int i = threadIdx.x; i < kPlannerWarps * kNumLists * kBins; i += blockDim.x) places[i] = 0;
   __syncthreads();
 
   const int num_blocks = cut_requests(params, memory, blocks);

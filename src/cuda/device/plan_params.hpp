@@ -12,8 +12,8 @@ constexpr int kListFewRows = kFewRowsTiles;  // the sm_80 kernel's few rows
 constexpr int kListManyRows = kListFewRows + 1;
 constexpr int kNumLists = kListManyRows + 1;
 
-// Query rows of one request that are worked on together, for any KV head. What lies in `place`, `segment_begin`, `merge`
-// and `state_row` counts from the first block of the warp's share.
+// Query rows of one request that are worked on together, for any KV head. What lies in `place`, `segment_begin`,
+// `merge` and `state_row` counts from the first block of the warp's share.
 struct PlanBlock {
   long long page_start;  // as in FewRowsItem
   int request;
@@ -45,8 +45,8 @@ struct BlockSums {
 };
 
 struct PlannerMemory {
-  BlockSums block_sums[kPlannerWarps];      // of a share; then of those before it
-  RequestSums request_sums[kPlannerWarps];  // of a share
+  BlockSums block_sums[kPlannerWarps];           // of a share; then of those before it
+  RequestSums request_sums[kPlannerWarps];       // of a share
   int places[kPlannerWarps][kNumLists * kBins];  // that a share's blocks take in a bin; then those of shares before it
   int bin_begin[kNumLists * kBins];
   BlockSums total;
