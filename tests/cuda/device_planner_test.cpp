@@ -24,8 +24,8 @@ namespace shape = index::few_rows;
 constexpr int32_t kNumCtas = 6;
 
 // What the kernels use of CUDA. The threads of a CTA take turns on one of the host's: a thread runs until it has to
-// wait for others, so that waiting costs no time on machines of few cores. Every other round they go last to first, so
-// that what depends on their order shows.
+// wait for others, so that waiting costs no time on machines of few cores. A warp runs as far ahead of the others as it
+// can, and every other round warps and lanes go last to first: so a missing barrier shows.
 constexpr const char* kCudaForTheHost = R"(
 #include <algorithm>
 #include <memory>
@@ -53,6 +53,7 @@ struct Thread {
 };
 std::vector<Thread> cta;
 ucontext_t turns;  // who hands them out
+int num_events = 0;  // barriers passed and threads ended
 inline void end_turn() { swapcontext(&cta[threadIdx.x].context, &turns); }
 struct Barrier {
   int num_threads;
@@ -62,6 +63,7 @@ struct Barrier {
     if (++arrived == num_threads) {
       arrived = 0;
       ++phase;
+      ++num_events;
     }
     while (phase == waits_for) end_turn();
   }
@@ -112,7 +114,18 @@ const qkv::cuda::PlanBatchParams* cta_params;
 void run_thread() {
   qkv::cuda::plan_batch(*cta_params);
   cta[threadIdx.x].has_ended = true;
+  ++num_events;
   end_turn();
+}
+void run_warp(int warp, bool last_first) {
+  for (int events_before = -1; events_before != num_events;) {
+    events_before = num_events;
+    for (int i = 0; i < 32; ++i) {
+      threadIdx.x = warp * 32 + (last_first ? 31 - i : i);
+      Thread& thread = cta[threadIdx.x];
+      if (!thread.has_ended) swapcontext(&turns, &thread.context);
+    }
+  }
 }
 void run_cta(int threads) {
   std::fill_n(qkv::cuda::shared_memory, sizeof qkv::cuda::shared_memory, 0x5A);
@@ -126,15 +139,10 @@ void run_cta(int threads) {
     thread.context.uc_link = nullptr;
     makecontext(&thread.context, run_thread, 0);
   }
-  bool all_ended = false;
-  for (int round = 0; !all_ended; ++round) {
-    all_ended = true;
-    for (int i = 0; i < threads; ++i) {
-      threadIdx.x = round % 2 == 0 ? i : threads - 1 - i;
-      Thread& thread = cta[threadIdx.x];
-      if (!thread.has_ended) swapcontext(&turns, &thread.context);
-      all_ended = all_ended && thread.has_ended;
-    }
+  const auto has_ended = [](const Thread& thread) { return thread.has_ended; };
+  for (bool last_first = false; !std::all_of(cta.begin(), cta.end(), has_ended); last_first = !last_first) {
+    const int num_warps = threads / 32;
+    for (int i = 0; i < num_warps; ++i) run_warp(last_first ? num_warps - 1 - i : i, last_first);
   }
 }
 extern "C" void run(const qkv::cuda::PlanBatchParams& params, int threads) {
