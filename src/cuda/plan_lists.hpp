@@ -23,8 +23,8 @@ struct PlacementRules {
   int32_t max_few_rows = 0;        // packed rows of a request of few rows
   int32_t max_ctas = 0;            // items of many rows go into lists of at most so many CTAs; 0 = no such lists
   int32_t max_rows_of_merges = 0;  // packed rows of a merge that the few-rows kernel does not join by itself
-  int32_t max_planner_blocks = 0;  // that lie in a CTA's own memory when the device plans
   int32_t max_shared_rows = 0;     // packed rows of an item that several requests share; 0 = there are no such items
+  int32_t max_planner_blocks = 0;  // that lie in a CTA's own memory when the device plans
 };
 
 // In the order in which they lie on the device: small ones first.
