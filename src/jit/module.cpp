@@ -77,6 +77,13 @@ std::string hash_of(std::span<const Header> headers) {
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
+// Headers outlive every Source and never change, so their place tells them apart: launches look kernels up by their
+// keys, and hashing some 350 KB of text each time would cost more than the launch.
+const std::string& known_hash_of(std::span<const Header> headers) {
+  static OnceTable<std::pair<const Header*, size_t>, std::string> hashes;
+  return hashes.get({headers.data(), headers.size()}, [&] { return hash_of(headers); });
+}
+
 CompileEvent event_of(CompileEvent::Kind kind, const Source& source, int64_t index, const Compiled& compiled = {}) {
   return {kind,
           source.name,
@@ -95,8 +102,8 @@ const Toolchain& cuda_toolchain() {
 }
 
 std::string key_text(const Source& source) {
-  return fmt::format("{}\n{}\nheaders {}\n{}", source.arch, fmt::join(source.options, " "), hash_of(source.headers),
-                     source.text);
+  return fmt::format("{}\n{}\nheaders {}\n{}", source.arch, fmt::join(source.options, " "),
+                     known_hash_of(source.headers), source.text);
 }
 
 const Kernel& Kernels::get(const Source& source) {

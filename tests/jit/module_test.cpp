@@ -92,9 +92,9 @@ TEST(Kernels, second_request_gets_the_same_kernel) {
 }
 
 TEST(Kernels, key_is_all_that_changes_the_code_and_not_the_name) {
-  const jit::Header headers[] = {{"a.cuh", "int a;"}};
-  const jit::Header other_text[] = {{"a.cuh", "int b;"}};
-  const jit::Header moved_text[] = {{"a.cuhint", " a;"}};
+  static constexpr jit::Header headers[] = {{"a.cuh", "int a;"}};
+  static constexpr jit::Header other_text[] = {{"a.cuh", "int b;"}};
+  static constexpr jit::Header moved_text[] = {{"a.cuhint", " a;"}};
   jit::Source base = source("text");
   std::set<std::string> keys = {jit::key_text(base)};
   base.name = "another name";
