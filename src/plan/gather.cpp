@@ -1,6 +1,7 @@
 #include "plan/gather.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/checks.hpp"
 #include "core/index/paging.hpp"
@@ -8,27 +9,47 @@
 namespace qkv::plan {
 namespace {
 
-void add_run(const Tensor& table, int64_t request, int32_t start, int32_t length, GatherPlan& plan) {
-  const int32_t first = index::page_index(start, plan.page_size);
-  const int64_t end = (int64_t{start} + length + plan.page_size - 1) / plan.page_size;
-  if (length > 0 && end > table.shape[1]) {
-    refuse("block_table", table.describe(),
-           fmt::format("at least {} pages of {} tokens a request: row {} is read up to token {}", end, plan.page_size,
-                       request, int64_t{start} + length));
+// [first, end): the pages of a run of `length` tokens from `start` on; empty without tokens.
+struct PageRange {
+  int64_t first = 0;
+  int64_t end = 0;
+};
+
+PageRange pages_of(int32_t start, int32_t length, int32_t page_size) {
+  const int64_t first = index::page_index(start, page_size);
+  return {first, length > 0 ? (int64_t{start} + length + page_size - 1) / page_size : first};
+}
+
+// The run's entries of the table, to `pages`. Bad ones are looked for by the caller, once for all.
+void copy_entries(const int32_t* entries, int64_t stride, PageRange range, int32_t* pages) {
+  if (stride == 1) {
+    std::copy(entries + range.first, entries + range.end, pages);
+    return;
   }
-  plan.page_start.push_back(static_cast<int64_t>(plan.pages.size()));
-  plan.first_offset.push_back(index::page_offset(start, plan.page_size));
-  plan.row_start.push_back(plan.num_rows() + length);
-  const auto* entries = static_cast<const int32_t*>(table.data) + request * table.stride[0];
-  for (int64_t i = first; length > 0 && i < end; ++i) {
-    const int32_t page = entries[i * table.stride[1]];
-    if (page < 0) {
-      refuse(fmt::format("block_table[{}, {}]", request, i), page,
-             fmt::format("a page number >= 0: tokens {} to {} are read", start, int64_t{start} + length - 1));
-    }
-    plan.max_page = std::max(plan.max_page, page);
-    plan.pages.push_back(page);
+  for (int64_t i = range.first; i < range.end; ++i) *pages++ = entries[i * stride];
+}
+
+// All entries in one sweep, which the compiler makes a vector loop of.
+std::pair<int32_t, int32_t> extremes(const std::vector<int32_t>& pages) {
+  int32_t lowest = 0, highest = -1;
+  for (const int32_t page : pages) {
+    lowest = std::min(lowest, page);
+    highest = std::max(highest, page);
   }
+  return {lowest, highest};
+}
+
+[[noreturn]] void refuse_negative_page(const GatherPlan& plan, int32_t first_request,
+                                       const std::vector<int32_t>& starts, const std::vector<int32_t>& seq_lens) {
+  const auto bad = std::find_if(plan.pages.begin(), plan.pages.end(), [](int32_t page) { return page < 0; });
+  const int64_t at = bad - plan.pages.begin();
+  // The last run that begins there or before it; those without pages begin where the next one does.
+  const int64_t run =
+      std::upper_bound(plan.page_start.begin(), plan.page_start.end(), at) - plan.page_start.begin() - 1;
+  const int64_t entry = pages_of(starts[run], seq_lens[run], plan.page_size).first + at - plan.page_start[run];
+  refuse(fmt::format("block_table[{}, {}]", first_request + run, entry), *bad,
+         fmt::format("a page number >= 0: tokens {} to {} are read", starts[run],
+                     int64_t{starts[run]} + seq_lens[run] - 1));
 }
 
 }  // namespace
@@ -40,9 +61,28 @@ GatherPlan build_gather(const Tensor& block_table, int32_t first_request, const 
   check_host(block_table, "block_table");
   GatherPlan plan;
   plan.page_size = page_size;
+  int64_t num_pages = 0;
   for (size_t i = 0; i < starts.size(); ++i) {
-    add_run(block_table, first_request + static_cast<int64_t>(i), starts[i], seq_lens[i], plan);
+    const PageRange range = pages_of(starts[i], seq_lens[i], page_size);
+    if (seq_lens[i] > 0 && range.end > block_table.shape[1]) {
+      refuse("block_table", block_table.describe(),
+             fmt::format("at least {} pages of {} tokens a request: row {} is read up to token {}", range.end,
+                         page_size, first_request + static_cast<int64_t>(i), int64_t{starts[i]} + seq_lens[i]));
+    }
+    plan.page_start.push_back(num_pages);
+    plan.first_offset.push_back(index::page_offset(starts[i], page_size));
+    plan.row_start.push_back(plan.num_rows() + seq_lens[i]);
+    num_pages += range.end - range.first;
   }
+  plan.pages.resize(num_pages);
+  const auto* table = static_cast<const int32_t*>(block_table.data);
+  for (size_t i = 0; i < starts.size(); ++i) {
+    copy_entries(table + (first_request + static_cast<int64_t>(i)) * block_table.stride[0], block_table.stride[1],
+                 pages_of(starts[i], seq_lens[i], page_size), plan.pages.data() + plan.page_start[i]);
+  }
+  const auto [lowest, highest] = extremes(plan.pages);
+  if (lowest < 0) refuse_negative_page(plan, first_request, starts, seq_lens);
+  plan.max_page = highest;
   return plan;
 }
 
