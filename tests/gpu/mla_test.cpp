@@ -125,6 +125,29 @@ TEST_F(gpu_mla, gather_has_the_bits_of_the_cpu) {
   }
 }
 
+// Heads side by side on both sides move as one row; pages with heads outermost, as HND layouts have them, do not.
+TEST_F(gpu_mla, gather_of_heads_in_any_order_has_the_bits_of_the_cpu) {
+  constexpr int64_t kTokens = 16, kHeads = 3, kDim = 72;
+  tools::OwnedTensor pages(DType::bf16, {9, kTokens, kHeads, kDim});
+  for (int64_t i = 0; i < 9 * kTokens * kHeads * kDim; ++i) {
+    static_cast<uint16_t*>(pages.view().data)[i] = static_cast<uint16_t>(i * 2654435761U >> 17);
+  }
+  const std::vector<int32_t> table = {4, 2, 7, -1, 0, 8, 3, 5}, starts = {5, 16}, sums = {0, 41, 80};
+  const Tensor block_table = Tensor::of(table, {2, 4});
+  for (const bool heads_outermost : {false, true}) {
+    const int64_t token_stride = heads_outermost ? kDim : kHeads * kDim;
+    const int64_t head_stride = heads_outermost ? kTokens * kDim : kDim;
+    const Tensor layout = Tensor::strided(pages.view().data, DType::bf16, {9, kTokens, kHeads, kDim},
+                                          {kTokens * kHeads * kDim, token_stride, head_stride, 1});
+    tools::OwnedTensor on_cpu(DType::bf16, {80, kHeads, kDim}), on_gpu(DType::bf16, {80, kHeads, kDim});
+    gather_cache(layout, block_table, testing::view(starts), testing::view(sums), on_cpu.view());
+    const tools::Placed placed(pages, kGpu), rows(on_gpu, kGpu);
+    gather_cache(placed.on_device(layout), block_table, testing::view(starts), testing::view(sums), rows.view());
+    rows.fetch();
+    EXPECT_EQ(on_cpu.buffer().bytes(), on_gpu.buffer().bytes());
+  }
+}
+
 TEST_F(gpu_mla, gather_of_8_bit_pages_has_the_bits_of_the_cpu) {
   std::vector<float> scale = {0.3F};
   const DeviceMemory scale_memory(kGpu, sizeof(float));

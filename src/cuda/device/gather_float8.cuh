@@ -29,10 +29,8 @@ __device__ __forceinline__ unsigned pack(float2 values, int dtype) {
   return dtype == kBf16 ? ptx::pack_bf16(values.x, values.y) : ptx::pack_f16(values.x, values.y);
 }
 
-__device__ __forceinline__ void widen_vector(const CacheGatherParams& params, const Places& places, int column,
-                                             float scale) {
-  const auto* from = static_cast<const unsigned char*>(params.pages.data) + places.from + column;
-  const uint2 bytes = *reinterpret_cast<const uint2*>(from);
+// `to`: in the rows.
+__device__ __forceinline__ void store_vector(const CacheGatherParams& params, long long to, uint2 bytes, float scale) {
   float2 pairs[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -40,25 +38,23 @@ __device__ __forceinline__ void widen_vector(const CacheGatherParams& params, co
     pairs[i] = widen(static_cast<unsigned short>(i % 2 == 0 ? word : word >> 16), params.pages_dtype, scale);
   }
   if (params.rows_dtype == kF32) {
-    float4* to = reinterpret_cast<float4*>(static_cast<float*>(params.rows) + places.to + column);
-    to[0] = {pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y};
-    to[1] = {pairs[2].x, pairs[2].y, pairs[3].x, pairs[3].y};
+    float4* vectors = reinterpret_cast<float4*>(static_cast<float*>(params.rows) + to);
+    vectors[0] = {pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y};
+    vectors[1] = {pairs[2].x, pairs[2].y, pairs[3].x, pairs[3].y};
     return;
   }
   const int dtype = params.rows_dtype;
-  *reinterpret_cast<uint4*>(static_cast<unsigned short*>(params.rows) + places.to + column) = {
+  *reinterpret_cast<uint4*>(static_cast<unsigned short*>(params.rows) + to) = {
       pack(pairs[0], dtype), pack(pairs[1], dtype), pack(pairs[2], dtype), pack(pairs[3], dtype)};
 }
 
-__device__ __forceinline__ void widen_element(const CacheGatherParams& params, const Places& places, int column,
+__device__ __forceinline__ void store_element(const CacheGatherParams& params, long long to, unsigned char byte,
                                               float scale) {
-  const unsigned char byte = static_cast<const unsigned char*>(params.pages.data)[places.from + column];
   const float value = widen(byte, params.pages_dtype, scale).x;
   if (params.rows_dtype == kF32) {
-    static_cast<float*>(params.rows)[places.to + column] = value;
+    static_cast<float*>(params.rows)[to] = value;
   } else {
-    static_cast<unsigned short*>(params.rows)[places.to + column] =
-        static_cast<unsigned short>(pack({value, 0.0F}, params.rows_dtype));
+    static_cast<unsigned short*>(params.rows)[to] = static_cast<unsigned short>(pack({value, 0.0F}, params.rows_dtype));
   }
 }
 
@@ -66,23 +62,22 @@ __device__ __forceinline__ void widen_element(const CacheGatherParams& params, c
 
 extern "C" __global__ void __launch_bounds__(gather::kThreads)
     gather_float8(const __grid_constant__ CacheGatherParams params) {
-  const bool vectors = gather::allows_vectors(params);
-  const int step = vectors ? gather::kVector : 1;
-  const int pieces_of_head = params.head_dim / step;
-  const int pieces_of_row = pieces_of_head * params.num_heads;
   const float scale = *params.scale;
-  gather::for_each_block(params, [&](int run, int first, int last) {
-    const gather::Run tokens(params, run);
-    for (int index = threadIdx.x; index < (last - first) * pieces_of_row; index += gather::kThreads) {
-      const int column = index % pieces_of_head * step;
-      const gather::Places places =
-          tokens.places_of(first + index / pieces_of_row, index % pieces_of_row / pieces_of_head);
-      if (vectors) {
-        gather::widen_vector(params, places, column, scale);
-      } else {
-        gather::widen_element(params, places, column, scale);
-      }
-    }
+  const auto* pages = static_cast<const unsigned char*>(params.pages.data);
+  if (gather::allows_vectors(params)) {
+    const int num_vectors = params.head_dim / gather::kVector;
+    gather::for_each_row(params, num_vectors, [&](const gather::Places& places, int lane, int lanes) {
+      const auto* from = reinterpret_cast<const uint2*>(pages + places.from);
+      gather::move_pieces<uint2>(
+          num_vectors, lane, lanes, [&](int i) { return from[i]; },
+          [&](int i, uint2 bytes) { gather::store_vector(params, places.to + i * gather::kVector, bytes, scale); });
+    });
+    return;
+  }
+  gather::for_each_row(params, params.head_dim, [&](const gather::Places& places, int lane, int lanes) {
+    gather::move_pieces<unsigned char>(
+        params.head_dim, lane, lanes, [&](int i) { return pages[places.from + i]; },
+        [&](int i, unsigned char byte) { gather::store_element(params, places.to + i, byte, scale); });
   });
 }
 

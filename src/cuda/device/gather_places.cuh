@@ -2,12 +2,14 @@
 // blocks that share the rows of a run); block 256.
 #pragma once
 
+#include "core/index/row_lanes.hpp"
 #include "params.hpp"
 
 namespace qkv::cuda::gather {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 16;  // that a CTA takes at once
+constexpr int kRows = 32;   // that a CTA takes at once: a row for each team of 8 lanes
+constexpr int kUnroll = 4;  // pieces that a thread has in flight
 
 // Of a head's row, in elements.
 struct Places {
@@ -38,12 +40,36 @@ class Run {
   const long long first_row_;
 };
 
-// action(run, first, last) for the CTA's blocks of rows.
+// action(places, lane, lanes) for the heads' rows that the CTA moves, each by one team of lanes: the divisions that
+// find a row's place are paid once a row, not once a piece.
 template <typename Action>
-__device__ __forceinline__ void for_each_block(const CacheGatherParams& params, Action action) {
+__device__ __forceinline__ void for_each_row(const CacheGatherParams& params, int pieces_of_head, Action action) {
+  const int lanes = index::lanes_of_row(pieces_of_head);
+  const int team = threadIdx.x / lanes;
+  const int lane = threadIdx.x % lanes;
+  const Run tokens(params, blockIdx.x);
   const int num_rows = static_cast<int>(params.row_start[blockIdx.x + 1] - params.row_start[blockIdx.x]);
   for (int first = blockIdx.y * kRows; first < num_rows; first += gridDim.y * kRows) {
-    action(blockIdx.x, first, min(first + kRows, num_rows));
+    const int num_heads_rows = min(kRows, num_rows - first) * params.num_heads;
+    for (int i = team; i < num_heads_rows; i += kThreads / lanes) {
+      action(tokens.places_of(first + i / params.num_heads, i % params.num_heads), lane, lanes);
+    }
+  }
+}
+
+// A lane's pieces of a row: all loads of a turn are issued before its first store.
+template <typename Piece, typename Load, typename Store>
+__device__ __forceinline__ void move_pieces(int num_pieces, int lane, int lanes, Load load, Store store) {
+  for (int first = lane; first < num_pieces; first += kUnroll * lanes) {
+    Piece held[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (first + u * lanes < num_pieces) held[u] = load(first + u * lanes);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      if (first + u * lanes < num_pieces) store(first + u * lanes, held[u]);
+    }
   }
 }
 

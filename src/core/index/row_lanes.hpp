@@ -1,0 +1,26 @@
+// How the lanes of a warp share rows that are moved in pieces: every lane takes every lanes-th piece of its row.
+// Included by host and device code.
+#pragma once
+
+#include "core/index/host_device.hpp"
+
+namespace qkv::index {
+
+constexpr int kFewestLanes = 8;  // 8 pieces of 16 bytes are a whole line of the cache
+constexpr int kMostLanes = 32;
+
+// Places for pieces when so many lanes go over a row: the pieces, and those that idle lanes leave in the last turn.
+QKV_HOST_DEVICE constexpr int places_of_row(int num_pieces, int lanes) {
+  return (num_pieces + lanes - 1) / lanes * lanes;
+}
+
+// How many lanes, a power of two, share a row: as leave the fewest places idle; among those, the most.
+QKV_HOST_DEVICE constexpr int lanes_of_row(int num_pieces) {
+  int best = kMostLanes;
+  for (int lanes = kMostLanes / 2; lanes >= kFewestLanes; lanes /= 2) {
+    if (places_of_row(num_pieces, lanes) < places_of_row(num_pieces, best)) best = lanes;
+  }
+  return best;
+}
+
+}  // namespace qkv::index
