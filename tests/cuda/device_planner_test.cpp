@@ -71,6 +71,7 @@ struct Barrier {
 Barrier cta_barrier;
 inline void __syncthreads() { cta_barrier.arrive_and_wait(); }
 inline int __clzll(long long value) { return __builtin_clzll(value); }
+inline int __clz(int value) { return __builtin_clz(value); }
 inline int __ffs(unsigned value) { return __builtin_ffs(value); }
 // Lanes meet before each exchange has been written, and before it is overwritten.
 struct Warp {

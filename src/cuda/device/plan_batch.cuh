@@ -220,7 +220,7 @@ __device__ inline void cut_blocks(const PlanBatchParams& params, PlannerMemory& 
       block = blocks[index];
       needs = cut_block(params, block);
       bin = block.list * kBins + block.bin;
-      places = num_places(params, block, block.bin % kSizeClasses);
+      places = num_places(block, block.bin % kSizeClasses) * params.rules.num_kv_heads;
     }
     block.place = add_places(memory.places[warp()], bin, places);
     const BlockSums place = place_in_warp(needs, before);

@@ -21,7 +21,7 @@ class ItemWriter {
         block_(block),
         kv_head_(kv_head),
         rows_((block.query_end - block.query_begin) * key::group_size),
-        side_by_side_(num_places(params, block, size_class(block)) / params.rules.num_kv_heads),
+        side_by_side_(num_places(block, size_class(block))),
         joins_in_cluster_(size_class(block) < 3) {}
 
   // Segments [segment_begin, segment_end) are split `split` of the rows.

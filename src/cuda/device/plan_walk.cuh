@@ -51,14 +51,17 @@ __device__ __forceinline__ int size_class(const PlanBlock& block) {
   return block.num_splits > 4 ? 0 : block.num_splits > 2 ? 1 : block.num_splits > 1 ? 2 : 3;
 }
 
-// Places in the list for all KV heads.
-__device__ __forceinline__ int num_places(const PlanBatchParams& params, const PlanBlock& block, int size) {
-  const int items = size < 3 ? 8 >> size : block.num_splits > 1 ? block.num_splits : 1;
-  return items * params.rules.num_kv_heads;
+// Places in the list for a KV head.
+__device__ __forceinline__ int num_places(const PlanBlock& block, int size) {
+  return size < 3 ? 8 >> size : block.num_splits > 1 ? block.num_splits : 1;
 }
 
 // The rows' classes over runs of tiles, found by halving, merged where neighbours are alike and cut where splits end.
 // visit(segment, is_new_split) in rising order of keys.
+//
+// Ranges of tiles are powers of two on their own multiples, so that where one begins tells how long the next can be and
+// none need be remembered: a stack would lie in local memory. Where ranges are halved doesn't show in the segments, as
+// no part of a range is less certain than the whole.
 class BlockWalk {
  public:
   __device__ __forceinline__ BlockWalk(const PlanBatchParams& params, const PlanBlock& block)
@@ -73,47 +76,40 @@ class BlockWalk {
   __device__ __forceinline__ void run(Visit&& visit) {
     if (num_keys_ <= 0) return;
     const int num_tiles = (num_keys_ - 1) / cut_.tile_kv + 1;
-    // Ranges of tiles still to be looked at behind the one in hand: a half waits at each level.
-    int2 waiting[kMaxDepth];
-    int num_waiting = 0;
-    int2 tiles = make_int2(0, num_tiles);
     KeySegment run{0, 0, 0};
-    int split_end = -1;
-    for (;;) {
-      const int begin = tiles.x * cut_.tile_kv;
-      const int end = tiles.y == num_tiles ? num_keys_ : tiles.y * cut_.tile_kv;
+    int split_end = 0;
+    int level = num_tiles > 1 ? 32 - __clz(num_tiles - 1) : 0;
+    for (int tile = 0; tile < num_tiles;) {
+      const int begin = tile * cut_.tile_kv;
+      const int end = num_tiles - tile <= 1 << level ? num_keys_ : begin + (cut_.tile_kv << level);
       const TileClass tile_class = classify_range(context_, q_low_, q_high_, begin, end - 1);
-      if (tile_class == TileClass::partial && tiles.y - tiles.x > 1) {
-        const int middle = tiles.x + (tiles.y - tiles.x) / 2;
-        waiting[num_waiting++] = make_int2(middle, tiles.y);
-        tiles.y = middle;
+      if (tile_class == TileClass::partial && level > 0) {
+        --level;
         continue;
       }
-      if (tile_class != TileClass::empty) {
-        const int full = tile_class == TileClass::full ? 1 : 0;
-        if (run.end == begin && run.full == full) {
-          run.end = end;
-        } else {
-          cut(run, split_end, visit);
-          run = {begin, end, full};
-        }
+      tile += 1 << level;
+      level = __ffs(tile) - 1;
+      if (tile_class == TileClass::empty) continue;
+      const int full = tile_class == TileClass::full ? 1 : 0;
+      if (run.end == begin && run.full == full) {
+        run.end = end;
+        continue;
       }
-      if (num_waiting == 0) break;
-      tiles = waiting[--num_waiting];
+      cut(run, split_end, visit);
+      run = {begin, end, full};
     }
     cut(run, split_end, visit);
   }
 
  private:
-  static constexpr int kMaxDepth = 32;  // levels of 2^31 keys
-
+  // `split_end`: of the split that the segment before is in; 0 = there is none.
   template <typename Visit>
-  __device__ __forceinline__ void cut(KeySegment run, int& current_split_end, Visit& visit) const {
+  __device__ __forceinline__ void cut(KeySegment run, int& split_end, Visit& visit) const {
     while (run.begin < run.end) {
-      const int split_end = index::split_end(run.begin, cut_.split_keys, num_keys_);
+      const bool is_new_split = run.begin >= split_end;
+      if (is_new_split) split_end = index::split_end(run.begin, cut_.split_keys, num_keys_);
       const int end = min(run.end, split_end);
-      visit(KeySegment{run.begin, end, run.full}, split_end != current_split_end);
-      current_split_end = split_end;
+      visit(KeySegment{run.begin, end, run.full}, is_new_split);
       run.begin = end;
     }
   }
