@@ -45,7 +45,7 @@ inline int2 make_int2(int x, int y) { return {x, y}; }
 struct Index { int x = 0; };
 Index threadIdx, blockIdx, blockDim, gridDim;
 
-constexpr size_t kStackBytes = 256 * 1024;
+constexpr size_t kStackBytes = 64 * 1024;
 struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
@@ -132,8 +132,9 @@ void run_cta(int threads) {
   std::fill_n(qkv::cuda::shared_memory, sizeof qkv::cuda::shared_memory, 0x5A);
   cta_barrier = {threads};
   warps.assign(threads / 32, Warp{});
-  cta = std::vector<Thread>(threads);
+  cta.resize(threads);  // stacks are made once
   for (Thread& thread : cta) {
+    thread.has_ended = false;
     getcontext(&thread.context);
     thread.context.uc_stack.ss_sp = thread.stack.get();
     thread.context.uc_stack.ss_size = kStackBytes;
