@@ -11,8 +11,14 @@ namespace qkv::tools {
 namespace {
 
 constexpr std::byte kGuard{0xA5};
-// In every float format these bytes repeat to a NaN: f32 0xFFFFFFFF, 16-bit 0xFFFF, 8-bit 0xFF.
+// In every float format these bytes repeat to a NaN: f32 0xFFFFFFFF, 16-bit 0xFFFF, 8-bit 0xFF. An i8 has none: of
+// such caches the scales tell what is read unowned.
 constexpr std::byte kPoison{0xFF};
+
+// i8, to nearest even; NaN is 0.
+int8_t to_int8(float value) {
+  return std::isnan(value) ? int8_t{0} : static_cast<int8_t>(std::clamp(std::nearbyint(value), -128.0F, 127.0F));
+}
 
 // A float format of 8 or 16 bits: conversions by arithmetic on doubles, apart from the library's own, which are under
 // test.
@@ -127,6 +133,10 @@ void store(const Tensor& tensor, std::initializer_list<int64_t> index, float val
     std::memcpy(address, &value, sizeof(value));
     return;
   }
+  if (tensor.dtype == DType::i8) {
+    *address = std::byte{static_cast<uint8_t>(to_int8(value))};
+    return;
+  }
   const uint16_t bits = to_bits(value, format_of(tensor.dtype));
   std::memcpy(address, &bits, size_bytes(tensor.dtype));  // the low byte comes first
 }
@@ -139,12 +149,14 @@ float load(const Tensor& tensor, std::initializer_list<int64_t> index) {
     std::memcpy(&value, address, sizeof(value));
     return value;
   }
+  if (tensor.dtype == DType::i8) return static_cast<float>(std::to_integer<int8_t>(*address));
   uint16_t bits = 0;
   std::memcpy(&bits, address, size_bytes(tensor.dtype));
   return from_bits(bits, format_of(tensor.dtype));
 }
 
 bool is_float8(DType dtype) { return dtype == DType::f8e4m3 || dtype == DType::f8e5m2; }
+bool is_8bit(DType dtype) { return size_bytes(dtype) == 1; }
 
 namespace {
 

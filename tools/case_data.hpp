@@ -72,11 +72,12 @@ class Placed {
 };
 
 bool is_float8(DType dtype);
+bool is_8bit(DType dtype);
 
 // Columns of a head of an 8-bit output that share a scale, where scales are of groups.
 inline constexpr int64_t kScaleGroup = 128;
 
-// Conversions of the tool's own: rounding to nearest even, 8-bit floats saturate.
+// Conversions of the tool's own: rounding to nearest even, 8-bit elements saturate.
 void store(const Tensor& tensor, std::initializer_list<int64_t> index, float value);
 float load(const Tensor& tensor, std::initializer_list<int64_t> index);
 
@@ -100,7 +101,7 @@ struct CaseData {
   OwnedTensor key, value;              // dense keys, or the new tokens for update_cache
   OwnedTensor key_pages, value_pages;  // the cache; interleaved ones live in key_pages
   Tensor key_cache, value_cache;       // views of it
-  OwnedTensor key_scale, value_scale;  // of caches of 8-bit floats
+  OwnedTensor key_scale, value_scale;  // of 8-bit caches
   OwnedTensor out_scale;               // of outputs of 8-bit floats; chosen ones of all rows
   OwnedTensor query_scale;             // of queries of 8-bit floats
   std::vector<int32_t> query_start_loc, seq_lens, block_table;

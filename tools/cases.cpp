@@ -161,7 +161,7 @@ void draw_layer(Draw& draw, bool small, Case& c) {
     if (draw.one_in(4)) layer.sinks[0] = -INFINITY;
   }
   if (layer.cache && draw.one_in(3)) {
-    layer.kv_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e4m3, DType::f8e5m2});
+    layer.kv_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e5m2, DType::i8});
     layer.cache->scales = draw.pick<CacheScales>(
         {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head});
   }
@@ -317,9 +317,9 @@ Case draw_case(uint64_t seed, int64_t index, DeviceKind device) {
     c.with_prefix_groups = draw.one_in(2);
     c.prefix_sharing_keeps_bits = !draw.one_in(4);
     // Few-rows items of any GPU kernel have room for 16 rows: with larger groups `always` may be refused. So it may
-    // with 8-bit floats.
-    const bool has_float8 = size_bytes(c.layer.kv_dtype) == 1 || size_bytes(c.layer.query_dtype) == 1;
-    if (device == DeviceKind::cpu || (2 * c.layer.group_size() <= 16 && !has_float8)) {
+    // with 8-bit elements.
+    const bool has_8bit = size_bytes(c.layer.kv_dtype) == 1 || size_bytes(c.layer.query_dtype) == 1;
+    if (device == DeviceKind::cpu || (2 * c.layer.group_size() <= 16 && !has_8bit)) {
       c.prefix_sharing = draw.pick<PrefixSharing>(
           {PrefixSharing::automatic, PrefixSharing::always, PrefixSharing::always, PrefixSharing::off});
     }

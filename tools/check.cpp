@@ -36,9 +36,10 @@ double rounding_of(DType dtype) {
   }
 }
 
-OutputRange output_range(DType dtype) {
+StoredRange stored_range(DType dtype) {
   if (dtype == DType::f8e4m3) return {448, 0x1p-10};
   if (dtype == DType::f8e5m2) return {57344, 0x1p-17};
+  if (dtype == DType::i8) return {127, 0.5};
   return {};
 }
 
@@ -53,11 +54,11 @@ std::string wrong_scale(double scale, DType dtype, const double* expected, int64
   for (int64_t d = begin; d < end; ++d) {
     if (std::isfinite(expected[d])) largest = std::max(largest, std::fabs(expected[d]));
   }
-  const double got = scale * output_range(dtype).largest;
+  const double got = scale * stored_range(dtype).largest;
   if (std::fabs(got - largest) <= absolute + relative * largest) return "";
   if (largest <= absolute && scale == 1) return "";  // of zeros
   return fmt::format("scale of columns {} to {}: got {}, expected {}", begin, end - 1, scale,
-                     largest / output_range(dtype).largest);
+                     largest / stored_range(dtype).largest);
 }
 
 namespace {
@@ -91,7 +92,7 @@ Tolerance tolerance_of(const Case& c, Device device) {
   if (device.kind == DeviceKind::cpu) return {5e-5 + largest_bias(c) * 0x1p-24, rounding, 5e-5};
   if (is_float8(layer.query_dtype)) return {2e-3, rounding + 1e-3, 1e-2, 0.25};
   const double of_weights = layer.query_dtype == DType::bf16 ? 1e-2 : 2e-3;
-  return {of_weights, rounding + of_weights / 2, 1e-3, is_float8(layer.kv_dtype) ? of_weights / 4 : 0};
+  return {of_weights, rounding + of_weights / 2, 1e-3, is_8bit(layer.kv_dtype) ? of_weights / 4 : 0};
 }
 
 bool agree(double got, double expected, double absolute, double relative) {
@@ -126,7 +127,7 @@ Outputs make_outputs(const Case& c, const CaseData& data, int64_t num_tokens) {
 std::string difference(const Case& c, Device device, const Tensor& out, const Tensor& lse,
                        const reference::Result& expected, const Tensor& out_scale, double further) {
   const Tolerance tolerance = tolerance_of(c, device);
-  const OutputRange range = output_range(c.layer.out_dtype());
+  const StoredRange range = stored_range(c.layer.out_dtype());
   const double relative_of_scale = tolerance.out_relative - rounding_of(c.layer.out_dtype()) + 1e-6;
   const int64_t dim = c.layer.value_dim();
   int64_t num_tokens = 0;
@@ -273,7 +274,7 @@ class CaseRun {
     if (layer_.cache->scales == CacheScales::per_token_head) {
       float largest = 0;
       for (int64_t d = 0; d < pages.shape[3]; ++d) largest = std::max(largest, std::fabs(load(source, {token, h, d})));
-      const float row_scale = largest / static_cast<float>(output_range(layer_.kv_dtype).largest);
+      const float row_scale = largest / static_cast<float>(stored_range(layer_.kv_dtype).largest);
       store(scales.view(), {page, offset, h}, row_scale);
     }
     const float scale = expected.scale_of(scales, data_.slot_requests[token], page, offset, h);

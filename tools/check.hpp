@@ -23,12 +23,13 @@ std::string difference(const Case& c, Device device, const Tensor& out, const Te
 // Half a step of the dtype, relative to the number.
 double rounding_of(DType dtype);
 
-// Of an output's dtype: the largest number, and half a step between the smallest ones, in units of its scale.
-struct OutputRange {
+// Of an output's or a cache's dtype: the number at which a chosen scale puts the largest magnitude, and half a step
+// between the smallest ones, in units of the scale.
+struct StoredRange {
   double largest = INFINITY;
   double half_smallest = 0;
 };
-OutputRange output_range(DType dtype);
+StoredRange stored_range(DType dtype);
 
 // What a column's number is multiplied by; 1 where there is no scale.
 double scale_at(const Tensor& out_scale, int64_t token, int64_t head, int64_t column);

@@ -84,7 +84,7 @@ MlaCase draw_mla_case(uint64_t seed, int64_t index, DeviceKind device, int32_t n
   c.qk_rope_head_dim = draw_of_layer.one_in(4) ? 0 : layer.head_dim / 3 / 8 * 8;
   c.kv_lora_rank = draw_of_layer.pick<int32_t>({8, 16, 40, 64, 72});
   c.options.page_size = draw_of_layer.pick<int32_t>({1, 3, 16, 16, 64});
-  if (draw_of_layer.one_in(3)) c.cache_dtype = draw_of_layer.pick<DType>({DType::f8e4m3, DType::f8e4m3, DType::f8e5m2});
+  if (draw_of_layer.one_in(3)) c.cache_dtype = draw_of_layer.pick<DType>({DType::f8e4m3, DType::f8e5m2, DType::i8});
   if (num_ranks > 0) draw_ranks(draw_of_layer, num_ranks, c);
 
   Draw draw(~seed ^ 0x313AULL, index);

@@ -231,7 +231,7 @@ class MlaRun {
     const double of_weights = !on_gpu ? 0 : spec_.dtype == DType::bf16 ? 1e-2 : 2e-3;
     const DType dtype = spec_.out_dtype();
     const double rounding = rounding_of(dtype);
-    const OutputRange range = output_range(dtype);
+    const StoredRange range = stored_range(dtype);
     // Exchanged states travel in the queries' dtype, and values are of size 1.
     constexpr double kLargestValue = 5;
     const double of_exchange = case_.exchange && half ? kLargestValue * rounding_of(spec_.dtype) : 0;

@@ -138,7 +138,7 @@ LayerSpec plain_spec(const Fields& config, const ServingOptions& options) {
   const bool has_scales = size_bytes(spec.kv_dtype) == 1;
   if (options.cache_scales && !has_scales) {
     refuse("kv-scales", std::string(to_string(*options.cache_scales)),
-           fmt::format("none, or a cache of 8-bit floats: this one is of {}", to_string(spec.kv_dtype)));
+           fmt::format("none, or an 8-bit cache: this one is of {}", to_string(spec.kv_dtype)));
   }
   spec.cache = CacheSpec{options.page_size,
                          has_scales ? options.cache_scales.value_or(CacheScales::per_tensor) : CacheScales::none};

@@ -221,7 +221,7 @@ class RankRun {
   // The new tokens that the rank keeps, and no others, are in its pages, as one rank alone would have rounded them.
   std::string new_tokens_in_cache() {
     const LayerSpec& layer = case_.attention.layer;
-    if (is_float8(layer.kv_dtype)) return "";
+    if (is_8bit(layer.kv_dtype)) return "";
     const int32_t page_size = layer.cache->page_size;
     for (size_t r = 0; r < data_.seq_lens.size(); ++r) {
       const int32_t q_len = case_.attention.requests[r].q_len;

@@ -30,11 +30,9 @@ struct Options {
 };
 
 // Names of the command line.
-const std::map<std::string, DType> kCacheDTypes = {{"bf16", DType::bf16},
-                                                   {"f16", DType::f16},
-                                                   {"f32", DType::f32},
-                                                   {"f8e4m3", DType::f8e4m3},
-                                                   {"f8e5m2", DType::f8e5m2}};
+const std::map<std::string, DType> kCacheDTypes = {{"bf16", DType::bf16},     {"f16", DType::f16},
+                                                   {"f32", DType::f32},       {"f8e4m3", DType::f8e4m3},
+                                                   {"f8e5m2", DType::f8e5m2}, {"i8", DType::i8}};
 const std::map<std::string, CacheScales> kScales = {{"per_tensor", CacheScales::per_tensor},
                                                     {"per_head", CacheScales::per_head},
                                                     {"per_request_head", CacheScales::per_request_head},
@@ -62,7 +60,7 @@ void add_model_options(CLI::App& command, Options& options) {
   command
       .add_option_function<std::string>(
           "--kv-scales", [&](const std::string& name) { options.serving.cache_scales = kScales.at(name); },
-          "What has a scale of its own in a cache of 8-bit floats; default: per_tensor")
+          "What has a scale of its own in an 8-bit cache; default: per_tensor")
       ->check(CLI::IsMember(kScales));
 }
 

@@ -19,7 +19,7 @@ namespace qkv {
 struct KvCache {
   Tensor key;    // kv_dtype [num_pages, page_size, num_kv_heads, head_dim]
   Tensor value;  // kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v]
-  // Of caches of 8-bit floats, and no others: f32, finite and above 0, of the shape that CacheSpec::scales says, any
+  // Of 8-bit caches, and no others: f32, finite and above 0, of the shape that CacheSpec::scales says, any
   // strides. They are read when the work runs, so that they may change between replays of a graph.
   Tensor key_scale = {};
   Tensor value_scale = {};
@@ -55,8 +55,8 @@ class QKV_EXPORT Attention {
 
   // Writes key and value of the new tokens to their slots. Rows past the plan's slot_mapping are ignored.
   //   key [>= num_slots, num_kv_heads, head_dim], value [>= num_slots, num_kv_heads, head_dim_v]: f32, f16 or bf16
-  // To 8-bit floats: round(x / scale), beyond the largest number the largest number, NaN stays NaN. With scales per
-  // token and head, each row gets the scale that puts its largest finite magnitude at the largest number.
+  // To 8 bits: round(x / scale), beyond the largest number the largest number; NaN stays NaN, and is 0 in i8. With
+  // scales per token and head, each row gets the scale that puts its largest finite magnitude at the largest number.
   void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const Plan& plan,
                     Stream stream = {}) const;
 

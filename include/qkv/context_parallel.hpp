@@ -108,7 +108,7 @@ class QKV_EXPORT ContextParallel {
   void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const ContextParallelPlan& plan,
                     Stream stream = {}) const;
 
-  // Collective. New tokens are read as given, not as a cache of 8-bit floats rounds them. With a planner's plan, rows
+  // Collective. New tokens are read as given, not as an 8-bit cache rounds them. With a planner's plan, rows
   // of out and lse past num_tokens, up to its max_tokens, are written too, with anything.
   //   query [>= num_tokens, num_heads(), head_dim], out likewise with head_dim_v, lse f32 [num_heads(), >= num_tokens]
   //   key, value [>= num_tokens, num_kv_heads, …]: of the new tokens, of the query's dtype

@@ -28,6 +28,8 @@ inline Tensor from_dlpack(const DLTensor& source) {
     view.dtype = DType::f8e4m3;
   } else if (source.dtype.lanes == 1 && is(kDlpackFloat8E5M2, 8)) {
     view.dtype = DType::f8e5m2;
+  } else if (source.dtype.lanes == 1 && is(kDLInt, 8)) {
+    view.dtype = DType::i8;
   } else if (source.dtype.lanes == 1 && is(kDLInt, 32)) {
     view.dtype = DType::i32;
   } else if (source.dtype.lanes == 1 && is(kDLInt, 64)) {
@@ -35,7 +37,7 @@ inline Tensor from_dlpack(const DLTensor& source) {
   } else {
     throw Error(ErrorCode::invalid_argument, "dlpack dtype",
                 "code " + std::to_string(source.dtype.code) + ", " + std::to_string(source.dtype.bits) + " bits",
-                "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int32 or int64");
+                "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, int32 or int64");
   }
   if (source.device.device_type == kDLCPU || source.device.device_type == kDLCUDAHost) {
     view.device = {DeviceKind::cpu, 0};
@@ -76,6 +78,9 @@ inline DLTensor to_dlpack(Tensor& view) {
       break;
     case DType::bf16:
       result.dtype = {kDLBfloat, 16, 1};
+      break;
+    case DType::i8:
+      result.dtype = {kDLInt, 8, 1};
       break;
     case DType::i32:
       result.dtype = {kDLInt, 32, 1};

@@ -22,7 +22,7 @@ enum class AttentionType : uint8_t {
 
 QKV_EXPORT std::string_view to_string(AttentionType type);
 
-// What has a scale of its own in a cache of 8-bit floats, key and value apart: x is stored as x / scale and read as
+// What has a scale of its own in a cache of 8-bit elements, key and value apart: x is stored as x / scale and read as
 // stored · scale. The scales are tensors in KvCache, of the shapes below.
 enum class CacheScales : uint8_t {
   none,              // caches of 16- and 32-bit floats
@@ -57,7 +57,7 @@ struct LayerSpec {
   int32_t head_dim_v = 0;    // of value and output, 8 … 512; 0 = head_dim
 
   DType query_dtype = DType::f32;  // of 8-bit floats: forward takes a query_scale
-  DType kv_dtype = DType::f32;     // of the cache, or of dense keys and values
+  DType kv_dtype = DType::f32;     // of the cache, which may be 8-bit, or of dense keys and values
   std::optional<DType> output_dtype =
       {};  // not given: query_dtype, or bf16 if that is 8-bit. 8-bit floats: forward takes an out_scale
   OutputScales output_scales = OutputScales::per_tensor;  // of outputs of 8-bit floats

@@ -25,7 +25,7 @@ struct VarlenArguments {
   Tensor sinks = {};         // f32 [num_q_heads]
   Tensor out = {};           // [>= num_tokens, num_q_heads, head_dim_v]
   Tensor lse = {};           // f32 [num_q_heads, >= num_tokens], if wanted
-  Tensor key_scale = {};     // of pages of 8-bit floats: f32, its shape as in CacheScales
+  Tensor key_scale = {};     // of 8-bit pages: f32, its shape as in CacheScales
   Tensor value_scale = {};   // likewise
   Tensor out_scale = {};     // f32, with an out of 8-bit floats: its shape as in OutputScales
   Tensor query_scale = {};   // f32, with a query of 8-bit floats: its shape as in Attention::forward
@@ -60,7 +60,7 @@ QKV_EXPORT void cache_write(const Tensor& key, const Tensor& value, const KvCach
 //   pages [num_pages, page_size, num_heads, head_dim] or, of latents, [num_pages, page_size, head_dim]
 //   block_table i32 [num_requests, max_pages], starts i32 [num_requests], cu_seq_lens i32 [num_requests + 1]
 //   rows [>= cu_seq_lens[num_requests], num_heads, head_dim] or [>= …, head_dim], of the pages' dtype: bits are kept;
-//     or of f32, f16 or bf16 where pages are of 8-bit floats
+//     or of f32, f16 or bf16 where pages are 8-bit
 //   scale f32 [1], where 8-bit pages are widened, and nowhere else: rows are round(element · scale)
 QKV_EXPORT void gather_cache(const Tensor& pages, const Tensor& block_table, const Tensor& starts,
                              const Tensor& cu_seq_lens, const Tensor& rows, Stream stream = {},

@@ -44,7 +44,7 @@ QKV_EXPORT const char* qkv_last_error_allowed(void);
 // --- tensors --------------------------------------------------------------------------------------------------------
 
 typedef int32_t qkv_dtype;
-enum { QKV_F32 = 0, QKV_F16 = 1, QKV_BF16 = 2, QKV_F8E4M3 = 3, QKV_I32 = 4, QKV_I64 = 5, QKV_F8E5M2 = 6 };
+enum { QKV_F32 = 0, QKV_F16 = 1, QKV_BF16 = 2, QKV_F8E4M3 = 3, QKV_I32 = 4, QKV_I64 = 5, QKV_F8E5M2 = 6, QKV_I8 = 7 };
 
 typedef int32_t qkv_device_kind;
 enum { QKV_CPU = 0, QKV_CUDA = 1 };
@@ -84,7 +84,7 @@ typedef void* qkv_stream;
 typedef int32_t qkv_attention_type;
 enum { QKV_DECODER = 0, QKV_ENCODER_ONLY = 1, QKV_ENCODER = 2, QKV_ENCODER_DECODER = 3 };
 
-// What has a scale of its own in a cache of 8-bit floats.
+// What has a scale of its own in a cache of 8-bit elements.
 typedef int32_t qkv_cache_scales;
 enum {
   QKV_SCALES_NONE = 0,              // caches of 16- and 32-bit floats
@@ -126,7 +126,7 @@ typedef struct qkv_layer_spec {
   qkv_attention_type type;
   int32_t has_cache;              // 0: keys and values are dense tensors
   int32_t page_size;              // of the cache
-  qkv_cache_scales cache_scales;  // of the cache, if it holds 8-bit floats
+  qkv_cache_scales cache_scales;  // of the cache, if it is 8-bit
   const char* mask;   // text as parse_mask in mask.hpp reads it: "causal & window(127, 0)". NULL: the type's default
   int32_t has_scale;  // 0: 1 / sqrt(head_dim)
   float scale;
@@ -216,7 +216,7 @@ QKV_EXPORT void qkv_batch_init(qkv_batch* batch, size_t struct_size);
 typedef struct qkv_kv_cache {
   qkv_tensor key;        // kv_dtype [num_pages, page_size, num_kv_heads, head_dim]
   qkv_tensor value;      // kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v]
-  qkv_tensor key_scale;  // f32, of caches of 8-bit floats and no others: its shape as cache_scales says
+  qkv_tensor key_scale;  // f32, of 8-bit caches and no others: its shape as cache_scales says
   qkv_tensor value_scale;
 } qkv_kv_cache;
 
@@ -320,7 +320,7 @@ typedef struct qkv_varlen_arguments {
   qkv_tensor out;
   qkv_tensor lse;
   qkv_stream stream;
-  qkv_tensor key_scale;  // of pages of 8-bit floats: f32, its shape says what has a scale of its own
+  qkv_tensor key_scale;  // of 8-bit pages: f32, its shape says what has a scale of its own
   qkv_tensor value_scale;
   qkv_tensor out_scale;    // f32, with an out of 8-bit floats: its shape as in qkv_output_scales
   qkv_tensor query_scale;  // f32, with a query of 8-bit floats: its shape as in qkv_attention_forward
@@ -350,7 +350,7 @@ QKV_EXPORT qkv_status qkv_cache_write(const qkv_tensor* key, const qkv_tensor* v
                                       const qkv_tensor* slot_mapping, qkv_stream stream);
 
 // Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i. As in ops.hpp; scale
-// f32 [1] where pages of 8-bit floats become rows of others, else NULL.
+// f32 [1] where 8-bit pages become rows of others, else NULL.
 QKV_EXPORT qkv_status qkv_gather_cache(const qkv_tensor* pages, const qkv_tensor* block_table, const qkv_tensor* starts,
                                        const qkv_tensor* cu_seq_lens, const qkv_tensor* rows, const qkv_tensor* scale,
                                        qkv_stream stream);

@@ -16,7 +16,7 @@ constexpr bool same(int32_t number, Enum value) {
 
 static_assert(same(QKV_F32, DType::f32) && same(QKV_F16, DType::f16) && same(QKV_BF16, DType::bf16));
 static_assert(same(QKV_F8E4M3, DType::f8e4m3) && same(QKV_I32, DType::i32) && same(QKV_I64, DType::i64));
-static_assert(same(QKV_F8E5M2, DType::f8e5m2));
+static_assert(same(QKV_F8E5M2, DType::f8e5m2) && same(QKV_I8, DType::i8));
 static_assert(same(QKV_SCALES_NONE, CacheScales::none) && same(QKV_SCALES_PER_TENSOR, CacheScales::per_tensor));
 static_assert(same(QKV_SCALES_PER_HEAD, CacheScales::per_head));
 static_assert(same(QKV_SCALES_PER_REQUEST_HEAD, CacheScales::per_request_head));
@@ -38,7 +38,7 @@ static_assert(same(QKV_COMPILE_FAILED, CompileEvent::Kind::failed));
 static_assert(same(QKV_COMPILE_FROM_CACHE, CompileEvent::Kind::from_cache));
 static_assert(QKV_MAX_RANK == Tensor::kMaxRank);
 
-DType dtype_from_c(qkv_dtype dtype, const std::string& name) { return enum_from_c(dtype, DType::f8e5m2, name); }
+DType dtype_from_c(qkv_dtype dtype, const std::string& name) { return enum_from_c(dtype, DType::i8, name); }
 
 std::vector<MaskOperand> operands_from_c(const qkv_mask_operand* operands, int64_t count) {
   std::vector<MaskOperand> result;

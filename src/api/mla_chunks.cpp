@@ -4,7 +4,7 @@
 #include "api/tensor_checks.hpp"
 #include "api/warm_layers.hpp"
 #include "core/checks.hpp"
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 #include "plan/builder.hpp"
 
 namespace qkv::mla {
@@ -54,10 +54,10 @@ void check_ranks(const PlanData& plan, const Collectives* collectives) {
 }
 
 void check_latent_scale(const Tensor& scale, const MlaSpec& spec, Device device) {
-  if (is_float8(spec.latent_dtype())) return api::check_single_scale(scale, "latent_scale", device);
+  if (is_8bit(spec.latent_dtype())) return api::check_single_scale(scale, "latent_scale", device);
   if (!scale.is_given()) return;
   refuse("latent_scale", scale.describe(),
-         fmt::format("none with latents of {}: only 8-bit floats are scaled", to_string(spec.latent_dtype())),
+         fmt::format("none with latents of {}: only 8-bit elements are scaled", to_string(spec.latent_dtype())),
          ErrorCode::mismatch);
 }
 

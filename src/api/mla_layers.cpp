@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/checks.hpp"
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 #include "mask/shift.hpp"
 #include "spec/rules.hpp"
 
@@ -76,12 +76,12 @@ Reasons own_reasons(const MlaSpec& spec) {
   check_at_least("v_head_dim", spec.v_head_dim, 1, reasons);
   check_at_least("kv_lora_rank", spec.kv_lora_rank, 1, reasons);
   check_at_least("cache.page_size", spec.cache.page_size, 1, reasons);
-  if (is_float8(spec.dtype)) {
+  if (is_8bit(spec.dtype)) {
     reasons.push_back(fmt::format("dtype: got {}; allowed: f32, f16 or bf16", to_string(spec.dtype)));
   }
-  const bool has_scale = is_float8(spec.latent_dtype());
+  const bool has_scale = is_8bit(spec.latent_dtype());
   if (spec.latent_dtype() != spec.dtype && !has_scale) {
-    reasons.push_back(fmt::format("cache_dtype: got {}; allowed: dtype = {}, f8e4m3 or f8e5m2",
+    reasons.push_back(fmt::format("cache_dtype: got {}; allowed: dtype = {}, f8e4m3, f8e5m2 or i8",
                                   to_string(spec.latent_dtype()), to_string(spec.dtype)));
   }
   if (const CacheScales scales = has_scale ? CacheScales::per_tensor : CacheScales::none; spec.cache.scales != scales) {

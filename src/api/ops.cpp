@@ -6,7 +6,7 @@
 #include "api/engines.hpp"
 #include "api/tensor_checks.hpp"
 #include "core/checks.hpp"
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 #include "core/output_scale.hpp"
 #include "plan/builder.hpp"
 #include "plan/gather.hpp"
@@ -27,8 +27,8 @@ std::vector<float> read_per_head(const Tensor& tensor, const char* name) {
 
 // What the scales of a single call belong to, by their shape.
 CacheScales scales_of(const Tensor& pages, const Tensor& scale, const char* name) {
-  if (!is_float8(pages.dtype)) return CacheScales::none;
-  check_given(scale, name, "f32, since the pages are of 8-bit floats");
+  if (!is_8bit(pages.dtype)) return CacheScales::none;
+  check_given(scale, name, "f32, since the pages are 8-bit");
   if (scale.rank == 1) return scale.shape[0] == 1 ? CacheScales::per_tensor : CacheScales::per_head;
   if (scale.rank == 2) return CacheScales::per_request_head;
   return CacheScales::per_token_head;
@@ -155,7 +155,7 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, c
   // The cache says what the layer is: its own extents are checked against each other.
   check_rank(cache.key, "cache.key", 4, "[num_pages, page_size, num_kv_heads, head_dim]");
   check_rank(cache.value, "cache.value", 4, "[num_pages, page_size, num_kv_heads, head_dim_v]");
-  if (!is_float8(cache.key.dtype)) check_float16_or_32(cache.key, "cache.key");
+  if (!is_8bit(cache.key.dtype)) check_float16_or_32(cache.key, "cache.key");
   const CacheScales scales = scales_of(cache.key, cache.key_scale, "cache.key_scale");
   if (scales == CacheScales::per_request_head) {
     refuse("cache.key_scale", cache.key_scale.describe(),

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/checks.hpp"
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 #include "core/output_scale.hpp"
 #include "core/scale_layout.hpp"
 
@@ -33,7 +33,7 @@ void check_tokens(const Tensor& tensor, const char* name, Device device) {
 
 void check_absent_scale(const Tensor& scale, const char* name, DType dtype) {
   if (!scale.is_given()) return;
-  refuse(name, scale.describe(), fmt::format("none with {}: only 8-bit floats are scaled", to_string(dtype)),
+  refuse(name, scale.describe(), fmt::format("none with {}: only 8-bit elements are scaled", to_string(dtype)),
          ErrorCode::mismatch);
 }
 
@@ -232,7 +232,7 @@ void check_out_scale(OutputScales scales, const Tensor& out, const Tensor& out_s
 }
 
 void check_single_scale(const Tensor& scale, const char* name, Device device) {
-  check_rank(scale, name, 1, "[1], f32, since it belongs to 8-bit floats");
+  check_rank(scale, name, 1, "[1], f32, since it belongs to 8-bit elements");
   check_extent(scale, name, 0, 1, "one scale");
   check_dtype(scale, name, DType::f32);
   check_device(scale, name, device);
@@ -242,11 +242,11 @@ void check_single_scale(const Tensor& scale, const char* name, Device device) {
 void check_gather(Device device, const Tensor& pages, int32_t max_page, const Tensor& rows, int64_t num_rows,
                   const Tensor& scale) {
   // The one place that says what can be gathered.
-  if (!is_float8(pages.dtype)) check_float16_or_32(pages, "pages");
+  if (!is_8bit(pages.dtype)) check_float16_or_32(pages, "pages");
   check_device(pages, "pages", device);
   check_last_axis_contiguous(pages, "pages");
   check_rank(rows, "rows", 3, kTokensAxes);
-  if (is_float8(pages.dtype) && rows.dtype != pages.dtype) {
+  if (is_8bit(pages.dtype) && rows.dtype != pages.dtype) {
     check_float16_or_32(rows, "rows");
     check_single_scale(scale, "scale", device);
   } else {

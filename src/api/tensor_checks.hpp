@@ -35,7 +35,7 @@ void check_states(const std::vector<State>& states, const Tensor& out, const Ten
 void check_single_scale(const Tensor& scale, const char* name, Device device);
 
 // Pages [num_pages, page_size, num_heads, head_dim] with pages up to max_page, and rows for num_rows of their tokens.
-// `scale` is given where pages of 8-bit floats become rows of others.
+// `scale` is given where 8-bit pages become rows of others.
 void check_gather(Device device, const Tensor& pages, int32_t max_page, const Tensor& rows, int64_t num_rows,
                   const Tensor& scale);
 

@@ -1,5 +1,5 @@
 // Scalar conversions between f32 and the 16-bit formats, round to nearest even, NaN kept, and access to an element of
-// any float format. For plain code; kernels convert vectors.
+// any format of queries, keys, values and outputs. For plain code; kernels convert vectors.
 #pragma once
 
 #include <bit>
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 #include "qkv/tensor.hpp"
 
 namespace qkv {
@@ -45,7 +45,7 @@ inline uint16_t f16_from_f32(float value) {
   return sign | static_cast<uint16_t>((rounded >> 13) - (uint32_t{112} << 10));
 }
 
-// One element of a float tensor at `address`.
+// One element of a tensor at `address`, of an 8-bit one without its scale.
 inline float load_f32(const std::byte* address, DType dtype) {
   if (dtype == DType::f32) {
     float value;
@@ -53,6 +53,7 @@ inline float load_f32(const std::byte* address, DType dtype) {
     return value;
   }
   if (is_float8(dtype)) return f32_from_float8(dtype, std::to_integer<uint8_t>(*address));
+  if (dtype == DType::i8) return static_cast<float>(std::to_integer<int8_t>(*address));
   uint16_t bits;
   std::memcpy(&bits, address, sizeof(bits));
   return dtype == DType::bf16 ? f32_from_bf16(bits) : f32_from_f16(bits);
@@ -65,6 +66,10 @@ inline void store_f32(std::byte* address, DType dtype, float value) {
   }
   if (is_float8(dtype)) {
     *address = std::byte{float8_from_f32(dtype, value)};
+    return;
+  }
+  if (dtype == DType::i8) {
+    *address = std::byte{static_cast<uint8_t>(int8_from_f32(value))};
     return;
   }
   const uint16_t bits = dtype == DType::bf16 ? bf16_from_f32(value) : f16_from_f32(value);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 
 namespace qkv {
 
@@ -13,7 +13,7 @@ float OutputScale::of_group(DType dtype, int32_t group, const float* values, int
   for (int32_t i = 0; i < count; ++i) {
     if (std::isfinite(values[i])) largest = std::max(largest, std::fabs(values[i]));
   }
-  return chosen[group * group_stride] = index::float8_row_scale(largest, largest_float8(dtype));
+  return chosen[group * group_stride] = index::row_scale(largest, largest_float8(dtype));
 }
 
 OutputScale output_scale(const Tensor& out_scale) {

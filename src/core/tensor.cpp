@@ -21,6 +21,7 @@ int32_t size_bytes(DType dtype) {
   switch (dtype) {
     case DType::f8e4m3:
     case DType::f8e5m2:
+    case DType::i8:
       return 1;
     case DType::f16:
     case DType::bf16:
@@ -50,6 +51,8 @@ std::string_view to_string(DType dtype) {
       return "i32";
     case DType::i64:
       return "i64";
+    case DType::i8:
+      return "i8";
   }
   return "unknown";
 }

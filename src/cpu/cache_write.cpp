@@ -29,7 +29,7 @@ float choose_scale(const std::byte* source, DType source_dtype, int64_t count, D
     const float magnitude = std::fabs(load_f32(source + c * size_bytes(source_dtype), source_dtype));
     if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
   }
-  return index::float8_row_scale(largest, largest_float8(target_dtype));
+  return index::row_scale(largest, largest_8bit(target_dtype));
 }
 
 void quantise_row(const std::byte* source, DType source_dtype, float scale, std::byte* target, DType target_dtype,

@@ -179,7 +179,7 @@ class FewRows {
     find_rows(task_.kv, true, kv_begin, kv_begin + known, values_);
     ahead_ = known - count;
     if (task_.has_alibi()) find_positions<kHeads>(task_, kv_begin, kv_begin + count, positions_);
-    if constexpr (kIsFloat8<T>) {
+    if constexpr (kIs8Bit<T>) {
       find_scales_of_heads(false, key_scales_);
       find_scales_of_heads(true, value_scales_);
     }
@@ -219,7 +219,7 @@ class FewRows {
       if (terms_.any) apply_terms(block);
       if (hides_some) hide(block, next_token);
       update_softmax(block);
-      if constexpr (kIsFloat8<T>) multiply_in_place(weights_of(block), value_scales_);
+      if constexpr (kIs8Bit<T>) multiply_in_place(weights_of(block), value_scales_);
       if (hides_some) multiply_visible_values<U>(block);
     }
     if (!hides_some) multiply_all_values<U>();
@@ -256,7 +256,7 @@ class FewRows {
     for (int32_t begin = 0; begin < blocks_; begin += kBlocksInL1) {
       multiply_keys<U>(begin, HWY_MIN(blocks_, begin + kBlocksInL1));
     }
-    if constexpr (kIsFloat8<T>) {
+    if constexpr (kIs8Bit<T>) {
       for (int32_t block = 0; block < blocks_; ++block) multiply_in_place(weights_of(block), key_scales_);
     }
   }
@@ -510,6 +510,7 @@ void forward_few_rows(const ForwardTask& task) {
   if (task.kv.dtype == DType::f16) return forward_few_rows_as<hwy::float16_t>(task, scratch);
   if (task.kv.dtype == DType::bf16) return forward_few_rows_as<hwy::bfloat16_t>(task, scratch);
   if (task.kv.dtype == DType::f8e4m3) return forward_few_rows_as<F8E4M3>(task, scratch);
+  if (task.kv.dtype == DType::i8) return forward_few_rows_as<int8_t>(task, scratch);
   forward_few_rows_as<F8E5M2>(task, scratch);
 }
 

@@ -31,7 +31,7 @@ const std::byte* token_row(const KeyValueSource& kv, bool of_value, int64_t posi
 }
 
 double token_scale(const KeyValueSource& kv, bool of_value, int64_t position) {
-  if (!is_float8(kv.dtype)) return 1;
+  if (!is_8bit(kv.dtype)) return 1;
   const TokenScales& scales = of_value ? kv.value_scale : kv.key_scale;
   return scales
       .data[kv.pages[position / kv.page_size] * scales.page_stride + position % kv.page_size * scales.token_stride];

@@ -38,7 +38,7 @@ struct TokenScales {
 
 // The keys and values of one KV head, of a request or of several that share them. Strides in bytes.
 struct KeyValueSource {
-  DType dtype = DType::f32;        // f32, f16, bf16, f8e4m3, f8e5m2
+  DType dtype = DType::f32;        // f32, f16, bf16, f8e4m3, f8e5m2, i8
   const std::byte* key = nullptr;  // dense: the request's first key; paged: page 0 of the cache; at this KV head
   const std::byte* value = nullptr;
   const int32_t* pages = nullptr;  // page number by shown key / page_size; nullptr = dense
@@ -77,7 +77,7 @@ struct ForwardTask {
   int32_t group_size = 0;
   std::span<const TaskToken> tokens;
 
-  DType query_dtype = DType::f32;  // as the dtypes of keys
+  DType query_dtype = DType::f32;  // as the dtypes of keys, but i8
   int64_t query_head_stride = 0;   // in bytes
 
   KeyValueSource kv;

@@ -42,7 +42,7 @@ HWY_INLINE void store_transposed(V r0, V r1, V r2, V r3, const float* scales, fl
   const auto high23 = hn::BitCast(pairs, hn::InterleaveUpper(F32(), r2, r3));
   const auto store = [&](auto column, int d) HWY_ATTR {
     V x = hn::BitCast(F32(), column);
-    if constexpr (kIsFloat8<T>) x = hn::Mul(x, hn::LoadU(F32(), scales));
+    if constexpr (kIs8Bit<T>) x = hn::Mul(x, hn::LoadU(F32(), scales));
     hn::Store(x, F32(), out + d * stride);
   };
   store(hn::InterleaveLower(pairs, low01, low23), 0);
@@ -68,7 +68,7 @@ void pack_keys(const std::byte* const* rows, const float* scales, int32_t count,
     for (; d < head_dim; ++d, out += kPanel) {
       for (int32_t i = 0; i < kLanes; ++i) {
         out[i] = hn::GetLane(load_first(k[i] + d, 1));
-        if constexpr (kIsFloat8<T>) out[i] *= scales[key + i];
+        if constexpr (kIs8Bit<T>) out[i] *= scales[key + i];
       }
     }
   }
@@ -86,7 +86,7 @@ bool pack_values(const std::byte* const* rows, const float* scales, int32_t coun
       const int32_t end = HWY_MIN(begin + width, head_dim_v);
       for (int32_t d = begin; d < end; d += kLanes, out += kLanes) {
         V x = d + kLanes <= end ? load(v + d) : load_first(v + d, end - d);
-        if constexpr (kIsFloat8<T>) x = hn::Mul(x, set(scales[key]));
+        if constexpr (kIs8Bit<T>) x = hn::Mul(x, set(scales[key]));
         check = hn::MulAdd(x, hn::Zero(F32()), check);
         hn::Store(x, F32(), out);
       }

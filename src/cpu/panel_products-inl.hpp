@@ -49,6 +49,8 @@ class PanelProducts {
       pack_as<hwy::bfloat16_t>(tile);
     } else if (task_.kv.dtype == DType::f8e4m3) {
       pack_as<F8E4M3>(tile);
+    } else if (task_.kv.dtype == DType::i8) {
+      pack_as<int8_t>(tile);
     } else {
       pack_as<F8E5M2>(tile);
     }
@@ -97,7 +99,7 @@ class PanelProducts {
  private:
   template <class T>
   void pack_as(const KeyTile& tile) {
-    if constexpr (kIsFloat8<T>) {
+    if constexpr (kIs8Bit<T>) {
       find_scales(task_.kv, false, tile.begin, tile.begin + tile.count, kTileKv, key_scales_);
       find_scales(task_.kv, true, tile.begin, tile.begin + tile.count, kTileKv, value_scales_);
     }

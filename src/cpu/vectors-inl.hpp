@@ -59,7 +59,12 @@ HWY_INLINE hn::Vec<D> widen(D d, hn::Vec<hn::Rebind<hwy::float16_t, D>> x) {
 #endif
 }
 
-// Elements of 8-bit caches. They are read without their scale.
+template <class D>
+HWY_INLINE hn::Vec<D> widen(D d, hn::Vec<hn::Rebind<int8_t, D>> x) {
+  return hn::ConvertTo(d, hn::PromoteTo(hn::RebindToSigned<D>(), x));
+}
+
+// Elements of 8-bit caches, as int8_t is. They are read without their scale.
 struct F8E4M3 {
   uint8_t bits;
 };
@@ -70,6 +75,8 @@ template <class T>
 inline constexpr bool kIsF8E4M3 = std::is_same_v<T, F8E4M3>;
 template <class T>
 inline constexpr bool kIsFloat8 = kIsF8E4M3<T> || std::is_same_v<T, F8E5M2>;
+template <class T>
+inline constexpr bool kIs8Bit = sizeof(T) == 1;
 // The lanes in which Highway holds elements.
 template <class T>
 using Lane = std::conditional_t<kIsFloat8<T>, uint8_t, T>;

@@ -1,6 +1,6 @@
 #include "cuda/device_rules.hpp"
 
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 
 namespace qkv::cuda {
 namespace {
@@ -31,7 +31,7 @@ index::DeviceCosts device_costs(const DeviceFacts& facts) {
 // of many rows are bound by arithmetic.) An item has one scale for all its queries, and Hopper's kernel shares keys of
 // 16 bits only.
 int32_t max_shared_rows(const LayerSpec& layer, const ForwardKernels& kernels) {
-  if (is_float8(layer.query_dtype) || (kernels.few_rows_sm90 && is_float8(layer.kv_dtype))) return 0;
+  if (is_float8(layer.query_dtype) || (kernels.few_rows_sm90 && is_8bit(layer.kv_dtype))) return 0;
   return 2 * layer.group_size() <= kernels.cut.few_rows ? kernels.cut.few_rows : 0;
 }
 

@@ -402,7 +402,7 @@ class CudaEngine final : public plan::Engine {
   void place(plan::GatherPlan& plan, Stream stream) const override {
     const CurrentDevice current(device_index_);
     // What is gathered becomes states that are merged: both kernels are compiled now, not in the middle of a step.
-    for (const char* kernel : {"gather", "gather_float8", "merge_states"}) {
+    for (const char* kernel : {"gather", "gather_widened", "merge_states"}) {
       jit::kernels().get(plain_source(kernel, device_facts(device_index_).arch));
     }
     place_gather(plan, device_index_, handle_of(stream));

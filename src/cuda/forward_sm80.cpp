@@ -1,6 +1,6 @@
 #include "cuda/forward_sm80.hpp"
 
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 #include "cuda/launch.hpp"
 
 namespace qkv::cuda {
@@ -10,7 +10,7 @@ namespace {
 index::ForwardSm80Shape shape_of(const LayerSpec& layer, const DeviceFacts& facts, int tile_q) {
   auto shape = index::forward_sm80_shape(layer.head_dim, layer.value_dim(), facts.max_shared_bytes);
   if (tile_q != 0) shape.tile_q = tile_q;
-  shape.float8 = is_float8(layer.kv_dtype);
+  shape.is_8bit = is_8bit(layer.kv_dtype);
   return shape;
 }
 

@@ -1,6 +1,6 @@
 #include "cuda/forward_sm90_many_rows.hpp"
 
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 #include "core/index/forward_sm90_many_rows_f8_shape.hpp"
 #include "cuda/device/many_rows_params.hpp"
 #include "cuda/launch.hpp"
@@ -62,7 +62,7 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int32_t dim, int32_t
 bool ForwardSm90ManyRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
   if (facts.arch != "sm_90a") return false;
   const int32_t page_size = layer.cache ? layer.cache->page_size : 0;
-  if (!is_float8(layer.query_dtype) && !is_float8(layer.kv_dtype)) {
+  if (!is_float8(layer.query_dtype) && !is_8bit(layer.kv_dtype)) {
     // Beside 16-bit weights there are no registers left to choose scales in.
     const bool stores = !is_float8(layer.out_dtype()) || (layer.output_scales == OutputScales::per_tensor &&
                                                           layer.value_dim() % index::kManyRowsFloat8Columns == 0);

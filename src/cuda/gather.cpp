@@ -46,7 +46,7 @@ void place_gather(plan::GatherPlan& plan, int32_t device_index, jit::CUstream st
 }
 
 const char* gather_kernel(const Tensor& pages, const Tensor& rows) {
-  return pages.dtype == rows.dtype ? "gather" : "gather_float8";
+  return pages.dtype == rows.dtype ? "gather" : "gather_widened";
 }
 
 void gather(const jit::Kernel& kernel, const Tensor& pages, const plan::GatherPlan& plan, const Tensor& rows,

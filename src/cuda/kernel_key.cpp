@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/checks.hpp"
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 #include "cuda/device/params.hpp"
 #include "cuda/device_text.hpp"
 #include "mask/emit.hpp"
@@ -68,7 +68,7 @@ std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
   std::string name = fmt::format("{} {} {}->{} d{}/{} group {}", key.kernel, key.arch, to_string(layer.query_dtype),
                                  to_string(layer.out_dtype()), layer.head_dim, layer.value_dim(), layer.group_size());
   name += layer.cache ? fmt::format(" page {}", layer.cache->page_size) : " dense";
-  if (is_float8(layer.kv_dtype)) {
+  if (is_8bit(layer.kv_dtype)) {
     name += fmt::format(" {} scales {}", to_string(layer.kv_dtype), to_string(layer.cache->scales));
   }
   if (layer.output_scales == OutputScales::per_token_group) name += " output scales per_token_group";
@@ -96,8 +96,10 @@ int dtype_code(DType dtype) {
       return 3;
     case DType::f8e5m2:
       return 4;
+    case DType::i8:
+      return 5;
     default:
-      refuse("dtype", to_string(dtype), "a float format", ErrorCode::internal);
+      refuse("dtype", to_string(dtype), "a format of queries, keys, values or outputs", ErrorCode::internal);
   }
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 #include "jit/driver.hpp"
 
 namespace qkv::cuda {
@@ -22,9 +22,9 @@ jit::CUtensorMapSwizzle swizzle_of(uint64_t bytes) {
   }
 }
 
-// 8-bit floats are copied as bytes.
+// 8-bit elements are copied as bytes.
 jit::CUtensorMapDataType type_of(DType dtype) {
-  if (is_float8(dtype)) return jit::CUtensorMapDataType::uint8;
+  if (is_8bit(dtype)) return jit::CUtensorMapDataType::uint8;
   return dtype == DType::bf16 ? jit::CUtensorMapDataType::bfloat16 : jit::CUtensorMapDataType::float16;
 }
 

@@ -15,7 +15,7 @@ struct MapAxis {
   int32_t box;     // elements of one copy
 };
 
-// Five axes of 16-bit or 8-bit floats, innermost first, with the swizzle of the innermost box (32, 64 or 128 bytes;
+// Five axes of 16-bit or 8-bit elements, innermost first, with the swizzle of the innermost box (32, 64 or 128 bytes;
 // none where it has 16); what lies behind an edge reads as zeros. A tensor without elements gets a map that must not be
 // used.
 jit::CUtensorMap make_tensor_map(const void* data, DType dtype, const std::array<MapAxis, 5>& axes,

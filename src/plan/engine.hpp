@@ -39,7 +39,7 @@ struct ForwardCall {
   Tensor out;
   Tensor lse;  // may be absent
   Stream stream;
-  Tensor key_scale, value_scale;  // given for caches of 8-bit floats
+  Tensor key_scale, value_scale;  // given for 8-bit caches
   Tensor out_scale;               // given for outputs of 8-bit floats
   Tensor query_scale;             // given for queries of 8-bit floats; query_scales() says what they belong to
 };
@@ -88,8 +88,8 @@ class Engine {
   virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,
                             const Tensor& out_scale, Stream stream) const = 0;
   // Brings a gather's arrays to where the engine reads them; then pages [num_pages, page_size, num_heads, head_dim] to
-  // rows [plan's rows, num_heads, head_dim] of the same dtype; or from 8-bit floats to f32, f16 or bf16, times *scale.
-  // Pages with a head stride of 0 spread a row over all heads.
+  // rows [plan's rows, num_heads, head_dim] of the same dtype; or from 8-bit elements to f32, f16 or bf16, times
+  // *scale. Pages with a head stride of 0 spread a row over all heads.
   virtual void place(GatherPlan& plan, Stream stream) const = 0;
   virtual std::unique_ptr<Projector> make_projector(const ProjectionMatrix& matrix) const = 0;
   virtual void gather(const Tensor& pages, const GatherPlan& plan, const Tensor& rows, const Tensor& scale,

@@ -27,8 +27,8 @@ void set_pages(LayerSpec& spec, int32_t page_size) {
   spec.cache->page_size = page_size;
 }
 
-void set_fp8_cache(LayerSpec& spec) {
-  spec.kv_dtype = DType::f8e4m3;
+void set_8bit_cache(LayerSpec& spec, DType dtype) {
+  spec.kv_dtype = dtype;
   if (!spec.cache) spec.cache.emplace();
   spec.cache->scales = CacheScales::per_head;
 }
@@ -40,7 +40,8 @@ const std::vector<Feature>& features() {
       {"dense keys", Choice::keys, [](LayerSpec& s) { s.cache.reset(); }},
       {"f16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::f16; }},
       {"bf16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::bf16; }},
-      {"fp8 cache", Choice::kv_dtype, set_fp8_cache},
+      {"fp8 cache", Choice::kv_dtype, [](LayerSpec& s) { set_8bit_cache(s, DType::f8e4m3); }},
+      {"int8 cache", Choice::kv_dtype, [](LayerSpec& s) { set_8bit_cache(s, DType::i8); }},
       {"fp8 query", Choice::query, [](LayerSpec& s) { s.query_dtype = DType::f8e4m3; }},
       {"bf16 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::bf16; }},
       {"fp8 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::f8e4m3; }},
@@ -88,7 +89,7 @@ LayerSpec plain_layer(DeviceKind device) {
 namespace {
 
 // Features are asked for in both orders: the second may take back what the first brought along (dense keys, the pages
-// of an fp8 cache).
+// of an 8-bit cache).
 std::vector<std::string> reasons_against(const Feature& first, const Feature& second, DeviceKind device) {
   for (const auto& [one, other] : {std::pair{&first, &second}, {&second, &first}}) {
     LayerSpec spec = plain_layer(device);

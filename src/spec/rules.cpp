@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/float8.hpp"
+#include "core/eight_bit.hpp"
 
 namespace qkv::spec {
 namespace {
@@ -51,21 +51,21 @@ class Rules {
       against("query_dtype", to_string(spec_.query_dtype), "bf16, f16 or, with a cache of f8e4m3, f8e4m3 on a GPU",
               ErrorCode::unsupported);
     }
-    const bool fp8_cache = is_float8(spec_.kv_dtype);
-    if (spec_.kv_dtype != spec_.query_dtype && !fp8_cache) {
+    const bool cache_8bit = is_8bit(spec_.kv_dtype);
+    if (spec_.kv_dtype != spec_.query_dtype && !cache_8bit) {
       against("kv_dtype", to_string(spec_.kv_dtype),
-              fmt::format("query_dtype = {}, or 8-bit floats, on a GPU", to_string(spec_.query_dtype)),
+              fmt::format("query_dtype = {}, f8e4m3, f8e5m2 or i8 on a GPU", to_string(spec_.query_dtype)),
               ErrorCode::unsupported);
     }
     // Rows begin at multiples of 16 bytes.
-    const auto check_dim = [&](const char* name, int32_t dim, bool fp8) {
-      const int32_t multiple = fp8 ? 16 : 8;
+    const auto check_dim = [&](const char* name, int32_t dim, bool rows_8bit) {
+      const int32_t multiple = rows_8bit ? 16 : 8;
       if (dim % multiple == 0) return;
-      against(name, dim, fmt::format("a multiple of {}{} on a GPU", multiple, fp8 ? " with 8-bit floats" : ""),
+      against(name, dim, fmt::format("a multiple of {}{} on a GPU", multiple, rows_8bit ? " with 8-bit elements" : ""),
               ErrorCode::unsupported);
     };
-    check_dim("head_dim", spec_.head_dim, fp8_cache);
-    check_dim("head_dim_v", spec_.value_dim(), fp8_cache || is_float8(spec_.out_dtype()));
+    check_dim("head_dim", spec_.head_dim, cache_8bit);
+    check_dim("head_dim_v", spec_.value_dim(), cache_8bit || is_float8(spec_.out_dtype()));
     // The sm80 kernel computes wider rows in two passes of half the columns, which must not cut a group.
     const bool cuts_groups = spec_.value_dim() > 256 && spec_.value_dim() != 512;
     if (spec_.output_scales == OutputScales::per_token_group && cuts_groups) {
@@ -97,16 +97,17 @@ class Rules {
   }
 
   void check_dtypes() {
-    const auto check = [&](const char* name, DType dtype, bool allows_fp8, const char* allowed) {
+    const auto check = [&](const char* name, DType dtype, bool allows_8bit, const char* allowed) {
       if (dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16) return;
-      if (is_float8(dtype) && allows_fp8) return;
-      against(name, to_string(dtype), allowed, is_float8(dtype) ? ErrorCode::unsupported : ErrorCode::invalid_argument);
+      if (is_8bit(dtype) && allows_8bit) return;
+      against(name, to_string(dtype), allowed, is_8bit(dtype) ? ErrorCode::unsupported : ErrorCode::invalid_argument);
     };
-    constexpr const char* kAllFormats = "f32, f16, bf16, f8e4m3 or f8e5m2";
-    check("query_dtype", spec_.query_dtype, true, kAllFormats);
+    constexpr const char* kFloats = "f32, f16, bf16, f8e4m3 or f8e5m2: only caches are of i8";
+    check("query_dtype", spec_.query_dtype, spec_.query_dtype != DType::i8, kFloats);
     check("kv_dtype", spec_.kv_dtype, spec_.cache.has_value(),
-          spec_.cache ? kAllFormats : "f32, f16 or bf16 for dense keys and values: only caches are of 8-bit floats");
-    if (spec_.output_dtype) check("output_dtype", *spec_.output_dtype, true, kAllFormats);
+          spec_.cache ? "f32, f16, bf16, f8e4m3, f8e5m2 or i8"
+                      : "f32, f16 or bf16 for dense keys and values: only caches are 8-bit");
+    if (spec_.output_dtype) check("output_dtype", *spec_.output_dtype, *spec_.output_dtype != DType::i8, kFloats);
     if (spec_.output_scales != OutputScales::per_tensor && !is_float8(spec_.out_dtype())) {
       against("output_scales", to_string(spec_.output_scales),
               fmt::format("per_tensor with outputs of {}: only 8-bit floats are scaled", to_string(spec_.out_dtype())));
@@ -117,7 +118,7 @@ class Rules {
     if (!spec_.cache) return;
     if (spec_.cache->page_size < 1) against("cache.page_size", spec_.cache->page_size, "at least 1 token");
     const bool has_scales = spec_.cache->scales != CacheScales::none;
-    if (has_scales != is_float8(spec_.kv_dtype)) {
+    if (has_scales != is_8bit(spec_.kv_dtype)) {
       against("cache.scales", to_string(spec_.cache->scales),
               fmt::format("{} with kv_dtype {}",
                           has_scales ? "none" : "per_tensor, per_head, per_request_head or per_token_head",

@@ -75,8 +75,8 @@ TEST(gather_cache, one_row_spreads_over_all_heads) {
   for (int64_t h = 0; h < 5; ++h) EXPECT_EQ(tools::load(rows.view(), {0, h, 3}), tools::load(spread, {2, 2, 0, 3}));
 }
 
-TEST(gather_cache, pages_of_8_bit_floats_are_copied_or_widened) {
-  for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+TEST(gather_cache, pages_of_8_bits_are_copied_or_widened) {
+  for (const DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
     const tools::OwnedTensor pages(dtype, {2, 4, 6});
     for (int64_t i = 0; i < 48; ++i)
       tools::store(pages.view(), {i / 24, i / 6 % 4, i % 6}, 0.25F * static_cast<float>(i - 20));

@@ -61,7 +61,7 @@ MlaSpec with_output(MlaSpec spec, OutputScales scales) {
 const std::vector<float> kScale = {kLatentScale};
 
 TEST(mla_fp8, cached_latents_are_widened_and_scaled) {
-  for (const DType dtype : {kF8, DType::f8e5m2}) {
+  for (const DType dtype : {kF8, DType::f8e5m2, DType::i8}) {
     const Whole whole(with_cache(small_spec(), dtype));
     const OwnedTensor out(DType::f32, {whole.num_tokens(), kHeads, kValue}),
         lse(DType::f32, {kHeads, whole.num_tokens()});

@@ -63,12 +63,14 @@ TEST(shared_prefix, goes_with_masks) {
   }
 }
 
-TEST(shared_prefix, caches_of_8_bit_floats_share_unless_requests_have_scales_of_their_own) {
+TEST(shared_prefix, caches_of_8_bits_share_unless_requests_have_scales_of_their_own) {
   for (const CacheScales scales : {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_token_head}) {
-    expect_shares_and_agrees(with(decode_batch(), [&](LayerSpec& layer) {
-      layer.kv_dtype = DType::f8e4m3;
-      layer.cache->scales = scales;
-    }));
+    for (const DType dtype : {DType::f8e4m3, DType::i8}) {
+      expect_shares_and_agrees(with(decode_batch(), [&](LayerSpec& layer) {
+        layer.kv_dtype = dtype;
+        layer.cache->scales = scales;
+      }));
+    }
   }
   const auto own = with(decode_batch(), [](LayerSpec& layer) {
     layer.kv_dtype = DType::f8e4m3;

@@ -88,9 +88,9 @@ TEST_F(Warmup, calls_that_belong_to_no_layer_are_compiled_where_the_run_makes_th
   WarmupOptions options = for_sm80();
   EXPECT_THAT(names_of({}, options), IsEmpty());
   options.gather_cache = true;
-  EXPECT_THAT(names_of({}, options), ElementsAre("gather", "gather_float8"));
+  EXPECT_THAT(names_of({}, options), ElementsAre("gather", "gather_widened"));
   options.merge_states = options.cache_write = true;
-  EXPECT_THAT(names_of({}, options), ElementsAre("merge_states", "gather", "gather_float8", "cache_write"));
+  EXPECT_THAT(names_of({}, options), ElementsAre("merge_states", "gather", "gather_widened", "cache_write"));
 }
 
 TEST_F(Warmup, planners_on_the_device_have_two_kernels_more) {

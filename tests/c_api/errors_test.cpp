@@ -237,7 +237,7 @@ TEST(c_api_errors, unknown_enumerators_are_refused) {
     change(spec.spec);
     expect_failed(create(&spec.spec), QKV_INVALID_ARGUMENT, argument);
   };
-  refused("query_dtype", [](qkv_layer_spec& s) { s.query_dtype = 7; });
+  refused("query_dtype", [](qkv_layer_spec& s) { s.query_dtype = 8; });
   refused("cache_scales", [](qkv_layer_spec& s) { s.cache_scales = 5; });
   refused("output_scales", [](qkv_layer_spec& s) { s.output_scales = 2; });
   refused("reserved", [](qkv_layer_spec& s) { s.reserved = 1; });

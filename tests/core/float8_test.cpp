@@ -86,12 +86,5 @@ TEST_P(float8, what_is_too_large_saturates_and_nan_stays) {
 INSTANTIATE_TEST_SUITE_P(formats, float8, ::testing::Values(DType::f8e4m3, DType::f8e5m2),
                          [](const auto& info) { return std::string(to_string(info.param)); });
 
-TEST(float8_row_scale, puts_the_largest_magnitude_at_the_largest_number) {
-  EXPECT_EQ(index::float8_row_scale(448.0F, 448.0F), 1.0F);
-  EXPECT_EQ(index::float8_row_scale(0.0F, 448.0F), 1.0F);
-  EXPECT_EQ(index::float8_row_scale(1e-40F, 448.0F), 0x1p-126F);
-  EXPECT_FLOAT_EQ(3.0F / index::float8_row_scale(3.0F, 57344.0F), 57344.0F);
-}
-
 }  // namespace
 }  // namespace qkv

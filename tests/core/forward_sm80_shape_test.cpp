@@ -39,7 +39,7 @@ TEST(forward_sm80_shape, few_rows_fit_with_the_tiles_of_many_rows) {
 TEST(forward_sm80_shape, rows_of_8_bits_fit_with_the_tiles_of_16_bit_ones) {
   for_each_shape([](ForwardSm80Shape shape, int) {
     const int bytes = shape.smem_bytes();
-    shape.float8 = true;
+    shape.is_8bit = true;
     if (shape.head_dim % 16 == 0 && shape.head_dim_v % 16 == 0) ASSERT_LE(shape.smem_bytes(), bytes);
   });
 }

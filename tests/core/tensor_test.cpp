@@ -41,6 +41,7 @@ TEST(tensor, a_vector_is_viewed_in_a_shape_of_its_size) {
 
 TEST(tensor, sizes_and_names_of_dtypes) {
   EXPECT_EQ(size_bytes(DType::f8e4m3), 1);
+  EXPECT_EQ(size_bytes(DType::i8), 1);
   EXPECT_EQ(size_bytes(DType::bf16), 2);
   EXPECT_EQ(size_bytes(DType::i64), 8);
   EXPECT_EQ(to_string(DType::f16), "f16");
@@ -65,6 +66,17 @@ TEST(dlpack, there_and_back_without_a_copy) {
   EXPECT_EQ(back.dtype, DType::bf16);
   EXPECT_EQ(back.shape[0], 3);
   EXPECT_EQ(back.stride[0], 4);
+}
+
+TEST(dlpack, bytes_with_a_sign_are_i8_and_others_nothing) {
+  int8_t data[12] = {};
+  Tensor tensor = Tensor::contiguous(data, DType::i8, {3, 4});
+  DLTensor there = to_dlpack(tensor);
+  EXPECT_EQ(there.dtype.code, kDLInt);
+  EXPECT_EQ(there.dtype.bits, 8);
+  EXPECT_EQ(from_dlpack(there).describe(), "i8[3, 4]");
+  there.dtype.code = kDLUInt;
+  EXPECT_THROW(from_dlpack(there), Error);
 }
 
 TEST(dlpack, row_major_without_strides_and_with_an_offset) {

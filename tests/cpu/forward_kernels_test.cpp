@@ -99,7 +99,7 @@ Config random_config(uint32_t seed) {
   c.sinks = random() % 3 == 0;
   c.state = random() % 4 == 0;
   c.query_size = pick(1.0F, 1.0F, 8.0F);
-  if (c.page_size != 0 && random() % 3 == 0) c.kv_dtype = pick(DType::f8e4m3, DType::f8e5m2);
+  if (c.page_size != 0 && random() % 3 == 0) c.kv_dtype = pick(DType::f8e4m3, DType::f8e5m2, DType::i8);
   if (random() % 8 == 0) c.out_dtype = pick(DType::f8e4m3, DType::f8e5m2);
   if (random() % 4 == 0) c.query_dtype = pick(DType::f8e4m3, DType::f8e5m2);
   c.mask = pick("causal", "causal", "true", "causal & window(20, 0)", "window(3, 150)", "false",

@@ -76,7 +76,7 @@ class Scene {
 
   // Element d of the key (or value) at a position.
   void set(bool of_value, int32_t position, int32_t d, float value) {
-    store_f32(cache_.data() + offset(of_value, position) + d * element_bytes(), config_.kv_dtype, value);
+    store_f32(cache_.data() + offset(of_value, position) + d * element_bytes(), config_.kv_dtype, value * kv_size());
   }
 
   ForwardTask task() const { return task_of(config_.query_begin, config_.num_tokens); }
@@ -173,6 +173,8 @@ class Scene {
 
   float normal() { return std::normal_distribution<float>()(random_); }
   int64_t element_bytes() const { return size_bytes(config_.kv_dtype); }
+  // Of keys and values as they are stored: integers need some room.
+  float kv_size() const { return config_.kv_dtype == DType::i8 ? 32 : 1; }
 
   void make_query() {
     const int64_t stride = config_.head_dim + 3;
@@ -205,7 +207,7 @@ class Scene {
       for (int32_t d = 0; d < config_.head_dim; ++d) set(false, position, d, normal());
       for (int32_t d = 0; d < config_.head_dim_v; ++d) set(true, position, d, normal());
     }
-    if (is_float8(config_.kv_dtype)) make_scales(num_pages);
+    if (is_8bit(config_.kv_dtype)) make_scales(num_pages);
   }
 
   // One a token, none of them 1, and NaN where there is no token; those of pages lie in the order of their tokens.
@@ -213,7 +215,7 @@ class Scene {
     for (std::vector<float>* scales : {&key_scales_, &value_scales_}) {
       scales->assign(num_pages * kv_.page_size, kNan);
       for (int32_t position = 0; position < config_.kv_len; ++position) {
-        const float scale = 0.25F + 0.01F * static_cast<float>(random_() % 64);
+        const float scale = (0.25F + 0.01F * static_cast<float>(random_() % 64)) / kv_size();
         (*scales)[pages_[position / kv_.page_size] * kv_.page_size + position % kv_.page_size] = scale;
       }
     }

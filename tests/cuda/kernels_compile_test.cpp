@@ -54,16 +54,16 @@ std::vector<LayerSpec> matrix() {
   layers[8].mask = mask::document() & mask::rswa(64);
   layers[8].output_dtype = DType::f32;
   layers[11].alibi_per_request = true;
-  const auto add_float8 = [&](LayerSpec layer, DType kv_dtype, CacheScales scales) {
+  const auto add_8bit = [&](LayerSpec layer, DType kv_dtype, CacheScales scales) {
     layer.kv_dtype = kv_dtype;
     layer.cache->scales = scales;
     layers.push_back(layer);
   };
-  add_float8(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_head);
-  add_float8(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
-  add_float8(gpu_layer(1, 256, 256, CacheSpec{64}), DType::f8e5m2, CacheScales::per_request_head);
-  add_float8(gpu_layer(7, 512, 512, CacheSpec{19}), DType::f8e4m3, CacheScales::per_token_head);
-  add_float8(gpu_layer(2, 80, 48, CacheSpec{1}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(1, 256, 256, CacheSpec{64}), DType::f8e5m2, CacheScales::per_request_head);
+  add_8bit(gpu_layer(7, 512, 512, CacheSpec{19}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(2, 80, 48, CacheSpec{1}), DType::f8e4m3, CacheScales::per_token_head);
   layers[layers.size() - 2].query_dtype = DType::f16;
   layers.back().query_dtype = DType::f16;
   layers.back().output_dtype = DType::f8e4m3;
@@ -83,15 +83,15 @@ std::vector<LayerSpec> matrix() {
   add_shown(gpu_layer(2, 256, 256, CacheSpec{64}), KeyRun::context, {0, 3, 2});
   layers.back().mask = mask::prefix_lm(1023);
   layers.back().softcap = 30;
-  add_float8(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
   layers.back().shard = {2, 4, 8};
   layers.back().alibi_slopes.assign(8, 0.5F);
-  add_float8(gpu_layer(8, 64, 64, CacheSpec{16}), DType::f8e5m2, CacheScales::per_tensor);
+  add_8bit(gpu_layer(8, 64, 64, CacheSpec{16}), DType::f8e5m2, CacheScales::per_tensor);
   layers.back().mask = mask::document() & mask::window(100, 20);
   layers.back().alibi_per_request = true;
-  add_float8(gpu_layer(4, 192, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(4, 192, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
   const auto add_float8_query = [&](LayerSpec layer, CacheScales scales) {
-    add_float8(layer, DType::f8e4m3, scales);
+    add_8bit(layer, DType::f8e4m3, scales);
     layers.back().query_dtype = DType::f8e4m3;
     layers.back().output_dtype = DType::bf16;
   };
@@ -127,6 +127,16 @@ std::vector<LayerSpec> matrix() {
     layers.back().output_dtype = DType::f8e4m3;
     layers.back().output_scales = OutputScales::per_token_group;
   }
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::i8, CacheScales::per_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{64}), DType::i8, CacheScales::per_token_head);
+  layers.back().query_dtype = DType::f16;
+  add_8bit(gpu_layer(8, 64, 64, CacheSpec{16}), DType::i8, CacheScales::per_token_head);
+  layers.back().softcap = 50;
+  layers.back().alibi_per_request = true;
+  add_8bit(gpu_layer(1, 256, 256, CacheSpec{1}), DType::i8, CacheScales::per_request_head);
+  add_8bit(gpu_layer(7, 512, 512, CacheSpec{19}), DType::i8, CacheScales::per_token_head);
+  add_8bit(gpu_layer(4, 192, 128, CacheSpec{16}), DType::i8, CacheScales::per_tensor);
+  layers.back().shard = {2, 4, 8};
   return layers;
 }
 
@@ -259,7 +269,7 @@ INSTANTIATE_TEST_SUITE_P(matrix, kernels_compile, ::testing::Range<size_t>(0, ma
 TEST_F(small_kernels_compile, without_constants) {
   for (const Architecture& architecture : kArchitectures) {
     for (const char* kernel : {"merge_plan_states", "merge_states", "cache_write", "cache_quantise", "gather",
-                               "gather_float8", "check_indices"}) {
+                               "gather_widened", "check_indices"}) {
       const jit::Compiled compiled = jit::compile(plain_source(kernel, architecture.name));
       EXPECT_FALSE(compiled.cubin.empty());
       // Turns at items cost five words, stored once an item and read once a row: none in the loops over states.

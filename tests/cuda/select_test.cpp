@@ -329,6 +329,9 @@ TEST(select, layers_of_8_bit_caches_run_hoppers_kernel_for_few_rows_and_the_cach
   EXPECT_THAT(names, HasSubstr("forward_sm90_few_rows"));
   EXPECT_THAT(names, ::testing::Not(HasSubstr("forward_sm90_many_rows")));
   EXPECT_FALSE(forward_kernels(layer, facts_of("sm_80")).few_rows_sm90);
+  layer.kv_dtype = DType::i8;
+  EXPECT_TRUE(forward_kernels(layer, facts_of("sm_90a")).few_rows_sm90);
+  EXPECT_FALSE(forward_kernels(layer, facts_of("sm_90a")).many_rows_sm90);
 }
 
 TEST(select, layers_of_8_bit_outputs_run_hoppers_kernels_where_these_store_whole_pieces_and_groups) {

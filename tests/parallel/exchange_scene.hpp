@@ -116,8 +116,8 @@ inline void expect_reduce_scatter(Collectives& ranks, std::initializer_list<int6
   received.expect_guards();
 }
 
-inline constexpr DType kAllDtypes[] = {DType::f32, DType::f16, DType::bf16,  DType::f8e4m3,
-                                       DType::i32, DType::i64, DType::f8e5m2};
+inline constexpr DType kAllDtypes[] = {DType::f32, DType::f16, DType::bf16,   DType::f8e4m3,
+                                       DType::i32, DType::i64, DType::f8e5m2, DType::i8};
 
 // Random shapes of up to four axes, empty ones among them. The same on all ranks.
 inline void expect_random_exchanges(Collectives& ranks, int count, uint32_t seed) {

@@ -51,6 +51,9 @@ TEST(rules, what_a_gpu_cannot_do_is_said_without_one) {
   EXPECT_EQ(explain(layer, gpu).size(), 1U);
   layer.kv_dtype = DType::f8e4m3;
   EXPECT_TRUE(explain(layer, gpu).empty());
+  layer.query_dtype = DType::bf16;
+  layer.kv_dtype = DType::i8;
+  EXPECT_TRUE(explain(layer, gpu).empty());
   layer.cache.reset();
   layer.query_dtype = layer.kv_dtype = DType::bf16;
   EXPECT_TRUE(explain(layer, gpu).empty());
@@ -62,7 +65,7 @@ TEST(rules, what_a_gpu_cannot_do_is_said_without_one) {
   }
   layer.mask = mask;
   EXPECT_EQ(explain(layer, gpu),
-            (std::vector<std::string>{"kv_dtype: got f16; allowed: query_dtype = bf16, or 8-bit floats, on a GPU",
+            (std::vector<std::string>{"kv_dtype: got f16; allowed: query_dtype = bf16, f8e4m3, f8e5m2 or i8 on a GPU",
                                       "head_dim_v: got 20; allowed: a multiple of 8 on a GPU",
                                       "mask: got 9 operands; allowed: at most 8 operands on a GPU"}));
   EXPECT_EQ(explain(plain(), {DeviceKind::cpu, 1}).size(), 1U);
@@ -132,7 +135,7 @@ TEST(rules, the_matrix_shows_refusals_with_their_reasons) {
   EXPECT_NE(matrix.find("kv_dtype: got f8e4m3; allowed: f32, f16 or bf16 for dense keys"), std::string::npos) << matrix;
   EXPECT_NE(support_matrix(DeviceKind::cuda).find("kv_dtype: got f16; allowed: query_dtype = bf16"), std::string::npos);
   EXPECT_NE(
-      support_matrix(DeviceKind::cuda).find("head_dim: got 72; allowed: a multiple of 16 with 8-bit floats on a GPU"),
+      support_matrix(DeviceKind::cuda).find("head_dim: got 72; allowed: a multiple of 16 with 8-bit elements on a GPU"),
       std::string::npos);
 }
 

@@ -62,15 +62,6 @@ QKV_HOST_DEVICE constexpr unsigned f32_bits_from_float8(Float8Format format, uns
   return sign | (exponent << kF32MantissaBits) | ((mantissa - leading) << widened);
 }
 
-// The scale of a row whose largest finite magnitude is `largest`: then that one is stored as the format's largest
-// number. Never below f32's smallest normal number, and 1 for a row of zeros.
-QKV_HOST_DEVICE constexpr float float8_row_scale(float largest, float format_largest) {
-  constexpr float kSmallestNormal = 0x1p-126F;
-  if (largest == 0.0F) return 1.0F;
-  const float scale = largest / format_largest;
-  return scale < kSmallestNormal ? kSmallestNormal : scale;
-}
-
 // Columns of a head of an 8-bit output that share a scale, where scales are of groups.
 inline constexpr int kScaleGroup = 128;
 

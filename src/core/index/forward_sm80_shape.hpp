@@ -11,9 +11,9 @@ namespace qkv::index {
 struct ForwardSm80Shape {
   int head_dim;
   int head_dim_v;
-  int tile_q;           // 16, 32, 64 or 128
-  int tile_kv;          // 16, 32 or 64
-  bool float8 = false;  // keys and values come as bytes, and are widened into one tile of 16-bit rows before each use
+  int tile_q;            // 16, 32, 64 or 128
+  int tile_kv;           // 16, 32 or 64
+  bool is_8bit = false;  // keys and values come as bytes, and are widened into one tile of 16-bit rows before each use
 
   static constexpr int kMinWarps = 4;
   static constexpr int kMaxColumns = 256;  // of the output that the registers of a warp hold
@@ -40,12 +40,12 @@ struct ForwardSm80Shape {
   QKV_HOST_DEVICE constexpr int query_bytes() const { return tile_q * row_bytes(head_dim); }
   QKV_HOST_DEVICE constexpr int key_tile_bytes() const { return tile_kv * row_bytes(head_dim); }
   QKV_HOST_DEVICE constexpr int value_tile_bytes() const { return tile_kv * row_bytes(columns()); }
-  QKV_HOST_DEVICE constexpr int key_stage_bytes() const { return float8 ? tile_kv * head_dim : key_tile_bytes(); }
-  QKV_HOST_DEVICE constexpr int value_stage_bytes() const { return float8 ? tile_kv * columns() : value_tile_bytes(); }
+  QKV_HOST_DEVICE constexpr int key_stage_bytes() const { return is_8bit ? tile_kv * head_dim : key_tile_bytes(); }
+  QKV_HOST_DEVICE constexpr int value_stage_bytes() const { return is_8bit ? tile_kv * columns() : value_tile_bytes(); }
   // A stage's scales, an f32 a key and an f32 a value.
-  QKV_HOST_DEVICE constexpr int scale_stage_bytes() const { return float8 ? tile_kv * 8 : 0; }
+  QKV_HOST_DEVICE constexpr int scale_stage_bytes() const { return is_8bit ? tile_kv * 8 : 0; }
   QKV_HOST_DEVICE constexpr int smem_bytes() const {
-    const int widened = float8 ? key_tile_bytes() + value_tile_bytes() : 0;
+    const int widened = is_8bit ? key_tile_bytes() + value_tile_bytes() : 0;
     return query_bytes() + widened + kStages * (key_stage_bytes() + value_stage_bytes() + scale_stage_bytes());
   }
 };

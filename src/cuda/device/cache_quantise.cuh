@@ -1,4 +1,4 @@
-// Writes new tokens' keys and values to their slots in pages of 8-bit floats: round(x / scale). With scales of tokens,
+// Writes new tokens' keys and values to their slots in 8-bit pages: round(x / scale). With scales of tokens,
 // a row's largest finite magnitude chooses its scale, which is written beside the pages. A slot below 0: nothing of the
 // token is read or written.
 // Block 128: a warp a row. Grid: ceil(2·num_slots·num_kv_heads / 4), keys first.
@@ -62,7 +62,7 @@ __device__ __forceinline__ float choose_scale(const void* row, int source_dtype,
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-  return index::float8_row_scale(largest, largest_float8(pages_dtype));
+  return index::row_scale(largest, largest_8bit(pages_dtype));
 }
 
 __device__ __forceinline__ void quantise_row(const CacheWriteSide& side, const void* row, float scale, bool vectors,
@@ -73,15 +73,15 @@ __device__ __forceinline__ void quantise_row(const CacheWriteSide& side, const v
       load_vector(row, side.source_dtype, column, values);
 #pragma unroll
       for (int i = 0; i < kVector; ++i) values[i] = __fdiv_rn(values[i], scale);
-      const unsigned low = pack_float8(side.pages_dtype, values[0], values[1]);
-      const unsigned high = pack_float8(side.pages_dtype, values[2], values[3]);
+      const unsigned low = pack_8bit(side.pages_dtype, values[0], values[1]);
+      const unsigned high = pack_8bit(side.pages_dtype, values[2], values[3]);
       *reinterpret_cast<unsigned*>(target + column) = low | high << 16;
     }
     return;
   }
   for (int column = threadIdx.x % 32; column < side.head_dim; column += 32) {
     const float value = __fdiv_rn(load_element(row, side.source_dtype, column), scale);
-    target[column] = static_cast<unsigned char>(pack_float8(side.pages_dtype, value, 0.0F));
+    target[column] = static_cast<unsigned char>(pack_8bit(side.pages_dtype, value, 0.0F));
   }
 }
 

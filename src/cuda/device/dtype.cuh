@@ -1,9 +1,10 @@
-// Conversions to and from the float formats where the format is an argument of the launch.
+// Conversions to and from the 8-bit formats: where the format is an argument of the launch, or of a template.
 #pragma once
 
 #include "dtype_codes.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/float8.cuh"
+#include "ptx/int8.cuh"
 
 namespace qkv::cuda {
 
@@ -17,6 +18,35 @@ __device__ __forceinline__ float finite_magnitude(float value) {
 
 __device__ __forceinline__ unsigned short pack_float8(int dtype, float low, float high) {
   return dtype == kF8E4M3 ? ptx::pack_float8<true>(low, high) : ptx::pack_float8<false>(low, high);
+}
+
+// The number at which a chosen scale puts the largest magnitude of a row.
+__device__ __forceinline__ constexpr float largest_8bit(int dtype) {
+  return dtype == kI8 ? static_cast<float>(index::kLargestInt8) : largest_float8(dtype);
+}
+
+__device__ __forceinline__ unsigned short pack_8bit(int dtype, float low, float high) {
+  return dtype == kI8 ? ptx::pack_int8(low, high) : pack_float8(dtype, low, high);
+}
+
+// Two neighbours, exact: both 16-bit formats hold every number of all 8-bit ones.
+template <int kDtype>
+__device__ __forceinline__ unsigned f16x2_from_8bit(unsigned short pair) {
+  if constexpr (kDtype == kI8) return ptx::f16x2_from_int8x2(pair, 0);
+  return ptx::f16x2_from_float8x2<kDtype == kF8E4M3>(pair);
+}
+
+__device__ __forceinline__ unsigned f16x2_from_8bit(int dtype, unsigned short pair) {
+  if (dtype == kI8) return f16x2_from_8bit<kI8>(pair);
+  return dtype == kF8E4M3 ? f16x2_from_8bit<kF8E4M3>(pair) : f16x2_from_8bit<kF8E5M2>(pair);
+}
+
+template <bool kBf16, int kDtype>
+__device__ __forceinline__ unsigned widen_8bit(unsigned short pair) {
+  const unsigned halves = f16x2_from_8bit<kDtype>(pair);
+  if constexpr (!kBf16) return halves;
+  return ptx::pack_bf16(ptx::f32_from_f16(static_cast<unsigned short>(halves)),
+                        ptx::f32_from_f16(static_cast<unsigned short>(halves >> 16)));
 }
 
 }  // namespace qkv::cuda

@@ -212,7 +212,7 @@ class ItemEnd {
       add_scaled(sum, weight, *reinterpret_cast<const float4*>(state_of(i) + place));
     }
     State state = {mean_of(sum, total), natural_lse(max, total)};
-    if constexpr (kFloat8 && !key::token_scales) {
+    if constexpr (kIs8Bit && !key::token_scales) {
       state.mean = {state.mean.x * value_scale_, state.mean.y * value_scale_, state.mean.z * value_scale_,
                     state.mean.w * value_scale_};
     }

@@ -17,7 +17,7 @@ constexpr int kBlocks = shape::num_row_blocks(key::tile_q);  // n8 tiles of rows
 constexpr int kKeySteps = key::head_dim / 16;
 constexpr int kStepWords = 8;  // of two elements
 constexpr bool kQueryInSmem = shape::query_in_smem(key::tile_q, key::head_dim);
-constexpr bool kRescalesQuery = kFloat8 && key::is_bf16;
+constexpr bool kRescalesQuery = kIs8Bit && key::is_bf16;
 
 // Which tokens and heads the packed rows of an item are.
 struct ItemRows {
@@ -83,13 +83,13 @@ class QueryRows {
           fragments_[step][n][r] = row < rows_.count() ? words[word] : 0;
         }
       }
-      if constexpr (kFloat8) finish_block(n);
+      if constexpr (kIs8Bit) finish_block(n);
     }
   }
 
   // By all threads of the CTA, where they are read from there; a barrier must follow.
   __device__ __forceinline__ void copy_to_smem(char* smem) const {
-    if constexpr (kFloat8) return copy_steps_to_smem(smem + kLayout.query);
+    if constexpr (kIs8Bit) return copy_steps_to_smem(smem + kLayout.query);
     for (int i = threadIdx.x; i < key::tile_q * QueryTile::kRowUnits; i += kThreads) {
       const int row = i / QueryTile::kRowUnits;
       const int unit = i % QueryTile::kRowUnits;
@@ -121,7 +121,7 @@ class QueryRows {
 
   // What products of the lane's two rows of block n are multiplied by to be scores.
   __device__ __forceinline__ float2 score_factors(int n) const {
-    if constexpr (!kFloat8) return {rows_.params.query_factor, rows_.params.query_factor};
+    if constexpr (!kIs8Bit) return {rows_.params.query_factor, rows_.params.query_factor};
     if constexpr (kQueryInSmem) return *reinterpret_cast<const float2*>(factors_smem_ + 8 * n + 2 * (lane_ % 4));
     return factors_[n];
   }
@@ -129,7 +129,7 @@ class QueryRows {
  private:
   // Of scores, before what a row adds: scales that all keys of the head share are among it.
   __device__ __forceinline__ float common_factor() const {
-    if constexpr (!kFloat8 || key::token_scales) return rows_.params.query_factor;
+    if constexpr (!kIs8Bit || key::token_scales) return rows_.params.query_factor;
     return rows_.params.query_factor * uniform_scale(rows_.params.key_scale, rows_.item);
   }
 
@@ -200,7 +200,7 @@ class QueryRows {
   float* factors_smem_;
   unsigned fragments_smem_;
   unsigned fragments_[kQueryInSmem ? 1 : kKeySteps][kBlocks][2];
-  float2 factors_[kFloat8 && !kQueryInSmem ? kBlocks : 1];
+  float2 factors_[kIs8Bit && !kQueryInSmem ? kBlocks : 1];
 };
 
 }  // namespace qkv::cuda::few_rows

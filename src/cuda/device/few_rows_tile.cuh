@@ -9,9 +9,8 @@ namespace qkv::cuda::few_rows {
 
 namespace shape = index::few_rows;
 
-constexpr bool kFloat8 = is_float8(key::kv_dtype);
-constexpr bool kE4M3 = key::kv_dtype == kF8E4M3;
-constexpr bool kMathBf16 = key::is_bf16 && !kFloat8;  // else f16, which holds every number of both 8-bit formats
+constexpr bool kIs8Bit = is_8bit(key::kv_dtype);
+constexpr bool kMathBf16 = key::is_bf16 && !kIs8Bit;  // else f16, which holds every number of all 8-bit formats
 constexpr int kElementBytes = size_of(key::kv_dtype);
 constexpr shape::KeyValueShape kKeyValue{key::head_dim, key::head_dim_v, kElementBytes, key::token_scales,
                                          key::group_scales ? shape::group_vectors(key::head_dim_v) : 1};

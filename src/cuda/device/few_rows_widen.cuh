@@ -4,15 +4,18 @@
 
 #include "core/index/few_rows_fragments.hpp"
 #include "core/index/float8.hpp"
+#include "dtype.cuh"
 #include "few_rows_tile.cuh"
 #include "ptx/convert.cuh"
-#include "ptx/float8.cuh"
 
 namespace qkv::cuda::few_rows {
 
 // Two neighbouring 8-bit elements of a word, the low or the high ones, as f16.
 __device__ __forceinline__ unsigned widen_pair(unsigned word, int pair) {
-  if constexpr (kE4M3) return ptx::f16x2_from_float8x2<true>(static_cast<unsigned short>(word >> 16 * pair));
+  if constexpr (key::kv_dtype == kI8) return ptx::f16x2_from_int8x2(word, pair);
+  if constexpr (key::kv_dtype == kF8E4M3) {
+    return ptx::f16x2_from_float8x2<true>(static_cast<unsigned short>(word >> 16 * pair));
+  }
   return __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);  // an e5m2 is the upper half of an f16
 }
 
@@ -21,7 +24,7 @@ __device__ __forceinline__ void make_key_fragment(const unsigned (&words)[4], in
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const shape::BytePair from = shape::key_register(step, r);
-    fragment[r] = kFloat8 ? widen_pair(words[from.word], from.pair) : words[r];
+    fragment[r] = kIs8Bit ? widen_pair(words[from.word], from.pair) : words[r];
   }
 }
 
@@ -29,16 +32,18 @@ __device__ __forceinline__ void make_value_fragment(const unsigned (&words)[4], 
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     const shape::BytePair from = shape::value_register(step, r);
-    fragment[r] = kFloat8 ? widen_pair(__byte_perm(words[from.word], 0, shape::kValueByteOrder), from.pair) : words[r];
+    fragment[r] = kIs8Bit ? widen_pair(__byte_perm(words[from.word], 0, shape::kValueByteOrder), from.pair) : words[r];
   }
 }
 
-// All bits that, set in an element, make it NaN or infinite, and the lowest of them; the highest bit of an element.
+// All bits that, set in an element, make it NaN or infinite, and the lowest of them (none of an i8); the highest bit of
+// an element.
 struct ElementBits {
   unsigned nonfinite, lowest, highest, ones;
 };
-constexpr ElementBits kElementBits = kE4M3          ? ElementBits{0x7f7f7f7f, 0x01010101, 0x80808080, 0xff}
-                                     : kFloat8      ? ElementBits{0x7c7c7c7c, 0x04040404, 0x80808080, 0xff}
+constexpr ElementBits kElementBits = key::kv_dtype == kF8E4M3   ? ElementBits{0x7f7f7f7f, 0x01010101, 0x80808080, 0xff}
+                                     : key::kv_dtype == kF8E5M2 ? ElementBits{0x7c7c7c7c, 0x04040404, 0x80808080, 0xff}
+                                     : key::kv_dtype == kI8     ? ElementBits{0, 0, 0x80808080, 0xff}
                                      : key::is_bf16 ? ElementBits{0x7f807f80, 0x00800080, 0x80008000, 0xffff}
                                                     : ElementBits{0x7c007c00, 0x04000400, 0x80008000, 0xffff};
 
@@ -57,16 +62,14 @@ __device__ __forceinline__ unsigned finite_part(unsigned word) {
 class CachedElement {
  public:
   __device__ __forceinline__ CachedElement(const char* unit, int index)
-      : bits_(kFloat8 ? reinterpret_cast<const unsigned char*>(unit)[index]
+      : bits_(kIs8Bit ? reinterpret_cast<const unsigned char*>(unit)[index]
                       : reinterpret_cast<const unsigned short*>(unit)[index]) {}
 
-  __device__ __forceinline__ bool is_nonfinite() const {
-    constexpr unsigned kNonfinite = kElementBits.nonfinite & kElementBits.ones;
-    return (bits_ & kNonfinite) == kNonfinite;
-  }
+  __device__ __forceinline__ bool is_nonfinite() const { return nonfinite_bits(bits_) != 0; }
   __device__ __forceinline__ float to_f32() const {
-    if constexpr (!kFloat8) return ptx::f32_from_16<key::is_bf16>(static_cast<unsigned short>(bits_));
-    constexpr index::Float8Format kFormat = kE4M3 ? index::kF8E4M3 : index::kF8E5M2;
+    if constexpr (!kIs8Bit) return ptx::f32_from_16<key::is_bf16>(static_cast<unsigned short>(bits_));
+    if constexpr (key::kv_dtype == kI8) return static_cast<float>(static_cast<signed char>(bits_));
+    constexpr index::Float8Format kFormat = key::kv_dtype == kF8E4M3 ? index::kF8E4M3 : index::kF8E5M2;
     return __uint_as_float(index::f32_bits_from_float8(kFormat, static_cast<unsigned char>(bits_)));
   }
 

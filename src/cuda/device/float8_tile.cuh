@@ -1,9 +1,9 @@
-// Keys or values of 8-bit floats: what their rows are multiplied by, and a tile of them as the 16-bit rows that
+// 8-bit keys or values: what their rows are multiplied by, and a tile of them as the 16-bit rows that
 // mma.sync reads. Widening is exact; scales go to scores, weights and outputs, which are f32.
 #pragma once
 
+#include "dtype.cuh"
 #include "params.hpp"
-#include "ptx/float8.cuh"
 
 namespace qkv::cuda {
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ float uniform_scale(const KeyValueScales& scales, con
 }
 
 // Rows of kDim bytes, one after another, to rows of 16-bit elements kRowBytes apart. By all threads of the CTA.
-template <bool kBf16, bool kE4M3, int kRows, int kDim, int kRowBytes, int kThreads>
+template <bool kBf16, int kDtype, int kRows, int kDim, int kRowBytes, int kThreads>
 __device__ __forceinline__ void widen_rows(const char* bytes, char* rows) {
   static_assert(kDim % 16 == 0);
   constexpr int kChunks = kDim / 16;
@@ -24,8 +24,8 @@ __device__ __forceinline__ void widen_rows(const char* bytes, char* rows) {
     unsigned wide[8];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      wide[2 * w] = ptx::widen_float8x2<kBf16, kE4M3>(static_cast<unsigned short>(words[w]));
-      wide[2 * w + 1] = ptx::widen_float8x2<kBf16, kE4M3>(static_cast<unsigned short>(words[w] >> 16));
+      wide[2 * w] = widen_8bit<kBf16, kDtype>(static_cast<unsigned short>(words[w]));
+      wide[2 * w + 1] = widen_8bit<kBf16, kDtype>(static_cast<unsigned short>(words[w] >> 16));
     }
     uint4* row = reinterpret_cast<uint4*>(rows + index / kChunks * kRowBytes + index % kChunks * 32);
     row[0] = make_uint4(wide[0], wide[1], wide[2], wide[3]);

@@ -28,9 +28,9 @@
 namespace qkv::cuda {
 namespace sm80 {
 
-constexpr bool kFloat8 = is_float8(key::kv_dtype);
+constexpr bool kIs8Bit = is_8bit(key::kv_dtype);
 constexpr bool kFloat8Query = is_float8(key::query_dtype);
-constexpr index::ForwardSm80Shape kShape{key::head_dim, key::head_dim_v, key::tile_q, key::tile_kv, kFloat8};
+constexpr index::ForwardSm80Shape kShape{key::head_dim, key::head_dim_v, key::tile_q, key::tile_kv, kIs8Bit};
 constexpr int kWarps = kShape.num_threads() / 32;
 constexpr int kWarpsQ = kShape.warps_q();
 constexpr int kWarpsKv = kShape.warps_kv();
@@ -45,17 +45,18 @@ constexpr int kValueRowBytes = kShape.row_bytes(kColumns);
 constexpr int kQueryBytes = kShape.query_bytes();
 constexpr int kKeyStageBytes = kShape.key_stage_bytes();
 constexpr int kValueStageBytes = kShape.value_stage_bytes();
-constexpr int kStagesOffset = kQueryBytes + (kFloat8 ? kShape.key_tile_bytes() + kShape.value_tile_bytes() : 0);
+constexpr int kStagesOffset = kQueryBytes + (kIs8Bit ? kShape.key_tile_bytes() + kShape.value_tile_bytes() : 0);
 constexpr int kScalesOffset = kStagesOffset + kShape.kStages * (kKeyStageBytes + kValueStageBytes);
 constexpr int kSharedBytes = kShape.smem_bytes();
-constexpr int kElementBytes = kFloat8 ? 1 : 2;  // of keys and values in the cache
+constexpr int kElementBytes = kIs8Bit ? 1 : 2;  // of keys and values in the cache
 constexpr int kChunkBytes = 16;
 constexpr int kStages = kShape.kStages;
 constexpr bool kHasTerms = key::softcap || key::alibi;  // then scores are made log2 units before the softmax
 
 constexpr int kChunkElements = kChunkBytes / kElementBytes;
-// Weights times scales of tokens, in f16, would be subnormal for values below about 0.03.
-constexpr float kWeightBoost = key::token_scales && !key::is_bf16 ? 256.0F : 1.0F;
+// Weights times scales of tokens, in f16, would be subnormal for values below about 0.03. Scales of i8 are larger:
+// those of the largest f16, 65504 / 127, must not overflow.
+constexpr float kWeightBoost = !key::token_scales || key::is_bf16 ? 1.0F : key::kv_dtype == kI8 ? 64.0F : 256.0F;
 
 static_assert(key::head_dim % kChunkElements == 0 && key::head_dim_v % kChunkElements == 0);
 static_assert(key::tile_kv % (16 * kWarpsKv) == 0 && key::tile_kv % kWarps == 0);
@@ -80,10 +81,10 @@ struct Memory {
   }
   // Where 16-bit rows are read.
   __device__ __forceinline__ static constexpr int key_offset(int stage) {
-    return kFloat8 ? kQueryBytes : key_stage_offset(stage);
+    return kIs8Bit ? kQueryBytes : key_stage_offset(stage);
   }
   __device__ __forceinline__ static constexpr int value_offset(int stage) {
-    return kFloat8 ? kQueryBytes + kShape.key_tile_bytes() : value_stage_offset(stage);
+    return kIs8Bit ? kQueryBytes + kShape.key_tile_bytes() : value_stage_offset(stage);
   }
   __device__ __forceinline__ unsigned key(int stage) const { return query + key_offset(stage); }
   __device__ __forceinline__ unsigned value(int stage) const { return query + value_offset(stage); }
@@ -145,12 +146,11 @@ struct RowTile {
 
 // Eight elements of 8 bits as 16 bits.
 __device__ __forceinline__ uint4 widen_query_chunk(const char* bytes) {
-  constexpr bool kE4M3 = key::query_dtype == kF8E4M3;
   const uint2 words = *reinterpret_cast<const uint2*>(bytes);
-  return make_uint4(ptx::widen_float8x2<key::is_bf16, kE4M3>(static_cast<unsigned short>(words.x)),
-                    ptx::widen_float8x2<key::is_bf16, kE4M3>(static_cast<unsigned short>(words.x >> 16)),
-                    ptx::widen_float8x2<key::is_bf16, kE4M3>(static_cast<unsigned short>(words.y)),
-                    ptx::widen_float8x2<key::is_bf16, kE4M3>(static_cast<unsigned short>(words.y >> 16)));
+  return make_uint4(widen_8bit<key::is_bf16, key::query_dtype>(static_cast<unsigned short>(words.x)),
+                    widen_8bit<key::is_bf16, key::query_dtype>(static_cast<unsigned short>(words.x >> 16)),
+                    widen_8bit<key::is_bf16, key::query_dtype>(static_cast<unsigned short>(words.y)),
+                    widen_8bit<key::is_bf16, key::query_dtype>(static_cast<unsigned short>(words.y >> 16)));
 }
 
 // Rows behind the item's last become zero.
@@ -291,10 +291,9 @@ __device__ __forceinline__ void multiply_by_scales(const float* scales, Scores& 
 template <bool kWidens>
 __device__ __forceinline__ void widen_stage(const Memory& memory, int stage) {
   if constexpr (kWidens) {
-    constexpr bool kE4M3 = key::kv_dtype == kF8E4M3;
-    widen_rows<key::is_bf16, kE4M3, key::tile_kv, key::head_dim, kKeyRowBytes, kWarps * 32>(
+    widen_rows<key::is_bf16, key::kv_dtype, key::tile_kv, key::head_dim, kKeyRowBytes, kWarps * 32>(
         memory.pointer + Memory::key_stage_offset(stage), memory.pointer + Memory::key_offset(stage));
-    widen_rows<key::is_bf16, kE4M3, key::tile_kv, kColumns, kValueRowBytes, kWarps * 32>(
+    widen_rows<key::is_bf16, key::kv_dtype, key::tile_kv, kColumns, kValueRowBytes, kWarps * 32>(
         memory.pointer + Memory::value_stage_offset(stage), memory.pointer + Memory::value_offset(stage));
     __syncthreads();
   }
@@ -443,7 +442,7 @@ __device__ __forceinline__ float largest_of_group(const RowTile& tile, const Row
 __device__ __forceinline__ void store_row(const ForwardParams& params, const WorkItem& item, const SharedToken* tokens,
                                           const SeqInfo& seq, int row, int i, int column_begin, const RowTile& tile) {
   RowTarget target = target_of(params, item, tokens, seq, row, tile.softmax.max[i], tile.softmax.sum[i]);
-  if constexpr (kFloat8) {
+  if constexpr (kIs8Bit) {
     target.end.factor *= key::token_scales ? 1.0F / kWeightBoost : uniform_scale(params.value_scale, item);
   }
   float scale = 1.0F;
@@ -496,10 +495,10 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   const int value_chunks = min(kColumns, key::head_dim_v - column_begin) / kChunkElements;
   Lookup lookup(params, seq, warp);
   const auto load = [&](const KeyTile& tile, int stage) {
-    lookup.load<key::head_dim / kChunkElements, kFloat8 ? key::head_dim : kKeyRowBytes>(
+    lookup.load<key::head_dim / kChunkElements, kIs8Bit ? key::head_dim : kKeyRowBytes>(
         keys, params.key.page_stride * kElementBytes, params.key.token_stride * kElementBytes, tile,
         memory.query + Memory::key_stage_offset(stage));
-    lookup.load<kColumns / kChunkElements, kFloat8 ? kColumns : kValueRowBytes>(
+    lookup.load<kColumns / kChunkElements, kIs8Bit ? kColumns : kValueRowBytes>(
         values, params.value.page_stride * kElementBytes, params.value.token_stride * kElementBytes, tile,
         memory.query + Memory::value_stage_offset(stage), value_chunks);
     if constexpr (key::token_scales) {
@@ -524,7 +523,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   lookup.find(next);
 
   float query_factor = params.query_factor;
-  if constexpr (kFloat8 && !key::token_scales) query_factor *= uniform_scale(params.key_scale, item);
+  if constexpr (kIs8Bit && !key::token_scales) query_factor *= uniform_scale(params.key_scale, item);
   if constexpr (kFloat8Query) query_factor *= uniform_scale(params.query_scale, item);
   float factor = 1.0F;
   if constexpr (!kHasTerms) {
@@ -541,7 +540,7 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
   for (int stage = 0; tile.exists(); stage ^= 1) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // the tile is there, and nobody reads the other stage any more
-    widen_stage<kFloat8>(memory, stage);
+    widen_stage<kIs8Bit>(memory, stage);
     Scores scores[kRowTiles];
     multiply_keys(memory.query + warp_row * kKeyRowBytes, memory.key(stage) + warp_key * kKeyRowBytes, scores);
     // Issued here and not before: the products start at once, and cover the addresses.

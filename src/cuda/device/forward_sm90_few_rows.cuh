@@ -302,7 +302,7 @@ class WarpRows {
     const float unit = key::token_scales ? unit_[n][e] : 1.0F;
     const float first = key::token_scales ? out_[m][n][e] * unit : out_[m][n][e];
     const float second = key::token_scales ? out_[m][n][e + 2] * unit : out_[m][n][e + 2];
-    if constexpr (kFloat8) {
+    if constexpr (kIs8Bit) {
       *reinterpret_cast<float2*>(dims + shape::value_dim(kElementBytes, lane_, 0)) = {first, second};
     } else {
       dims[shape::value_dim(kElementBytes, lane_, 0)] = first;
@@ -702,7 +702,7 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
       rows.load_query();
       // Read at the start, so that the end need not wait for it.
       float value_scale = 1.0F;
-      if constexpr (kFloat8 && !key::token_scales) value_scale = uniform_scale(params.forward.value_scale, item);
+      if constexpr (kIs8Bit && !key::token_scales) value_scale = uniform_scale(params.forward.value_scale, item);
       if constexpr (kQueryInSmem) {
         rows.copy_query_to_smem(smem);
         __syncthreads();

@@ -20,7 +20,7 @@ __device__ __forceinline__ float choose_scale(float largest, int out_dtype) {
   const unsigned lanes = kLanes == 32 ? 0xffffffffU : ((1U << kLanes % 32) - 1) << (lane & ~(kLanes - 1));
 #pragma unroll
   for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(lanes, largest, step));
-  return index::float8_row_scale(largest, largest_float8(out_dtype));
+  return index::row_scale(largest, largest_float8(out_dtype));
 }
 
 }  // namespace qkv::cuda

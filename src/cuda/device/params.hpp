@@ -161,7 +161,7 @@ struct CacheWriteSide {
   long long source_token_stride, source_head_stride;
   void* pages;  // [num_pages, page_size, num_kv_heads, head_dim]
   long long page_stride, token_stride, head_stride;
-  int source_dtype, pages_dtype;  // 0 f32, 1 f16, 2 bf16, pages also 3 f8e4m3, 4 f8e5m2
+  int source_dtype, pages_dtype;  // 0 f32, 1 f16, 2 bf16, pages also 3 f8e4m3, 4 f8e5m2, 5 i8
   int head_dim;
 };
 
@@ -190,8 +190,8 @@ struct CacheGatherParams {
   int head_dim;
   int page_size;
   int element_bytes;  // of both, where bits are kept
-  // Where pages of 8-bit floats are widened:
-  int pages_dtype, rows_dtype;  // 3 f8e4m3 or 4 f8e5m2; 0 f32, 1 f16 or 2 bf16
+  // Where 8-bit pages are widened:
+  int pages_dtype, rows_dtype;  // 3 f8e4m3, 4 f8e5m2 or 5 i8; 0 f32, 1 f16 or 2 bf16
   const float* scale;           // rows are elements · *scale
 };
 

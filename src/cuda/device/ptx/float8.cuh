@@ -28,15 +28,6 @@ __device__ __forceinline__ unsigned f16x2_from_float8x2(unsigned short pair) {
   return halves;
 }
 
-// Exact: both 16-bit formats hold every number of both 8-bit ones.
-template <bool kBf16, bool kE4M3>
-__device__ __forceinline__ unsigned widen_float8x2(unsigned short pair) {
-  const unsigned halves = f16x2_from_float8x2<kE4M3>(pair);
-  if constexpr (!kBf16) return halves;
-  return pack_bf16(f32_from_f16(static_cast<unsigned short>(halves)),
-                   f32_from_f16(static_cast<unsigned short>(halves >> 16)));
-}
-
 // To nearest even, saturating, NaN kept.
 template <bool kE4M3, bool kInstruction = kHasFloat8>
 __device__ __forceinline__ unsigned short pack_float8(float low, float high) {

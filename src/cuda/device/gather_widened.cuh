@@ -1,4 +1,4 @@
-// Gathers runs of tokens from pages of 8-bit floats into dense rows of f32, f16 or bf16: round(element · scale). Grid
+// Gathers runs of tokens from 8-bit pages into dense rows of f32, f16 or bf16: round(element · scale). Grid
 // and block as gather_places.cuh says.
 #pragma once
 
@@ -19,8 +19,7 @@ __device__ __forceinline__ bool allows_vectors(const CacheGatherParams& params) 
 }
 
 __device__ __forceinline__ float2 widen(unsigned short pair, int dtype, float scale) {
-  const unsigned halves =
-      dtype == kF8E4M3 ? ptx::f16x2_from_float8x2<true>(pair) : ptx::f16x2_from_float8x2<false>(pair);
+  const unsigned halves = f16x2_from_8bit(dtype, pair);
   return {ptx::f32_from_f16(static_cast<unsigned short>(halves)) * scale,
           ptx::f32_from_f16(static_cast<unsigned short>(halves >> 16)) * scale};
 }
@@ -61,7 +60,7 @@ __device__ __forceinline__ void store_element(const CacheGatherParams& params, l
 }  // namespace gather
 
 extern "C" __global__ void __launch_bounds__(gather::kThreads)
-    gather_float8(const __grid_constant__ CacheGatherParams params) {
+    gather_widened(const __grid_constant__ CacheGatherParams params) {
   const float scale = *params.scale;
   const auto* pages = static_cast<const unsigned char*>(params.pages.data);
   if (gather::allows_vectors(params)) {
