@@ -181,11 +181,11 @@ constexpr CacheScales kGranularities[] = {CacheScales::per_tensor, CacheScales::
 
 TEST_F(gpu, casebook_059_and_061_scales_of_every_granularity) {
   for (const CacheScales granularity : kGranularities) {
-    for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+    for (const DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
       auto c = fp8(granularity, dtype, {1, 3, 40, 150, 1}, {5000, 33, 200, 150, 0});
       expect_agrees_on_gpu(c);
       c.layer.query_dtype = DType::f16;
-      c.layer.output_dtype = dtype;
+      c.layer.output_dtype = tools::is_float8(dtype) ? dtype : DType::f8e4m3;
       c.layout.interleaved = true;
       c.layer.cache->page_size = 1;
       c.layer.mask = mask::window(70, 0);
@@ -214,7 +214,7 @@ INSTANTIATE_TEST_SUITE_P(dims_and_page, gpu_few_rows_of_8_bit_caches,
 TEST_P(gpu_few_rows_of_8_bit_caches, agree_with_the_definition) {
   const auto& [head_dim, head_dim_v, page_size] = GetParam();
   for (const CacheScales granularity : {CacheScales::per_request_head, CacheScales::per_token_head}) {
-    for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+    for (const DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
       auto c = fp8(granularity, dtype, {1, 2, 3, 4, 1, 1}, {3000, 900, 700, 40, 18'000, 40'000});
       c.layer.head_dim = head_dim;
       c.layer.head_dim_v = head_dim_v;
@@ -272,7 +272,7 @@ TEST_F(gpu, casebook_064_scales_may_change_between_replays) {
 
 // Infinities, NaN, zeros and the smallest numbers become the bytes and the scales that the CPU writes.
 TEST_F(gpu, quantised_bytes_are_those_of_the_cpu) {
-  for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+  for (const DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
     for (const CacheScales granularity : {CacheScales::per_head, CacheScales::per_token_head}) {
       for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
         tools::OwnedTensor rows(source, {7, 2, 48});

@@ -72,7 +72,7 @@ TEST_F(gpu_mla, latents_and_outputs_of_8_bits) {
       c.attention.layer.output_dtype = DType::f8e4m3;
       c.attention.layer.output_scales = scales;
       cases.push_back(c);
-      c.cache_dtype = head_dim == 192 ? DType::f8e4m3 : DType::f8e5m2;
+      c.cache_dtype = head_dim == 192 ? DType::f8e4m3 : head_dim == 256 ? DType::f8e5m2 : DType::i8;
       cases.push_back(c);
       c.attention.layer.output_dtype.reset();
       c.attention.layer.output_scales = OutputScales::per_tensor;
@@ -155,7 +155,7 @@ TEST_F(gpu_mla, gather_of_8_bit_pages_has_the_bits_of_the_cpu) {
   const Tensor scale_of_gpu = Tensor::contiguous(scale_memory.data(), DType::f32, {1}, kGpu);
   const std::vector<int32_t> table = {4, 2, 7, -1, 0, 8, 3, 5}, starts = {5, 16}, sums = {0, 41, 80};
   const Tensor block_table = Tensor::of(table, {2, 4});
-  for (const DType pages_dtype : {DType::f8e4m3, DType::f8e5m2}) {
+  for (const DType pages_dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
     for (const DType rows_dtype : {pages_dtype, DType::bf16, DType::f16, DType::f32}) {
       for (const int64_t dim : {80, 68, 67}) {                // vectors, single elements, odd rows
         tools::OwnedTensor pages(pages_dtype, {9, 16, dim});  // NaN, where nothing else is stored
