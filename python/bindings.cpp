@@ -34,11 +34,11 @@ void bind_device(nb::module_& module) {
 
 DType parse_dtype(const std::string& name, const char* argument) {
   for (const DType dtype :
-       {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2, DType::i32, DType::i64}) {
+       {DType::f32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2, DType::i8, DType::i32, DType::i64}) {
     if (name == to_string(dtype)) return dtype;
   }
   throw Error(ErrorCode::invalid_argument, argument, "\"" + name + "\"",
-              "\"f32\", \"f16\", \"bf16\", \"f8e4m3\" or \"f8e5m2\"");
+              "\"f32\", \"f16\", \"bf16\", \"f8e4m3\", \"f8e5m2\" or \"i8\"");
 }
 
 Device parse_device(const std::string& name) {

@@ -105,7 +105,7 @@ void bind_spec(nb::module_& module) {
           },
           nb::arg("page_size") = 16, nb::arg("scales") = "none",
           "page_size: tokens a page, any number >= 1.\n"
-          "scales: what has a scale of its own in a cache of 8-bit floats: \"per_tensor\", \"per_head\", "
+          "scales: what has a scale of its own in an 8-bit cache: \"per_tensor\", \"per_head\", "
           "\"per_request_head\" or \"per_token_head\"; \"none\" for other caches.")
       .def_ro("page_size", &CacheSpec::page_size)
       .def_prop_ro("scales", [](const CacheSpec& spec) { return std::string(to_string(spec.scales)); })
@@ -132,7 +132,7 @@ void bind_spec(nb::module_& module) {
       "num_q_heads, num_kv_heads: query head h reads KV head h // (num_q_heads // num_kv_heads).\n"
       "head_dim: of query and key. head_dim_v: of value and output, 0 = head_dim.\n"
       "query_dtype, kv_dtype, output_dtype: \"f32\", \"f16\" or \"bf16\", queries, caches and outputs \"f8e4m3\" and "
-      "\"f8e5m2\" as well; output_dtype=None means query_dtype, or bf16 if that is 8-bit.\n"
+      "\"f8e5m2\" as well, caches also \"i8\"; output_dtype=None means query_dtype, or bf16 if that is 8-bit.\n"
       "type: \"decoder\", \"encoder_only\", \"encoder\" or \"encoder_decoder\".\n"
       "cache: CacheSpec(page_size=...) for paged keys and values, None for dense ones.\n"
       "mask: the whole mask, as an expression of qkv.mask or as text; None means the type's default.\n"
@@ -245,8 +245,7 @@ void bind_cache(nb::module_& module) {
       "A layer's paged cache as two views of any strides; the last axis must be contiguous.\n\n"
       "key: kv_dtype [num_pages, page_size, num_kv_heads, head_dim].\n"
       "value: kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v].\n"
-      "key_scale, value_scale: float32, of caches of 8-bit floats: [1], [num_kv_heads], [num_requests, num_kv_heads] "
-      "or "
+      "key_scale, value_scale: float32, of 8-bit caches: [1], [num_kv_heads], [num_requests, num_kv_heads] or "
       "[num_pages, page_size, num_kv_heads], as CacheSpec's scales says.\n"
       "dtype: what arrays of uint8 hold, \"f8e4m3\" or \"f8e5m2\"; other arrays say it themselves.";
   nb::class_<HeldCache>(module, "KvCache", doc)

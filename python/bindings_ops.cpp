@@ -163,7 +163,7 @@ void bind_ops(nb::module_& module) {
       "out: [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind, dtype (bf16 for 8-bit "
       "floats) and rows.\n"
       "lse: float32 [num_q_heads, >= num_tokens], written if given (natural log).\n"
-      "key_scale, value_scale: float32, of pages of 8-bit floats: shapes as in KvCache. out_scale, query_scale: as in "
+      "key_scale, value_scale: float32, of 8-bit pages: shapes as in KvCache. out_scale, query_scale: as in "
       "Attention.\n"
       "stream: as in Attention. On a GPU, query_start_loc, seq_lens, block_table, mask_operands, alibi_slopes and "
       "sinks are host arrays all the same.");
@@ -190,7 +190,7 @@ void bind_ops(nb::module_& module) {
              "Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i.\n\n"
              "pages: [num_pages, page_size, num_heads, head_dim], or of latents [num_pages, page_size, head_dim].\n"
              "block_table, starts, cu_seq_lens: int32 host arrays. rows: like pages, without the axis of pages.\n"
-             "scale: float32 [1], where pages of 8-bit floats become rows of others: what elements are multiplied by.\n"
+             "scale: float32 [1], where 8-bit pages become rows of others: what elements are multiplied by.\n"
              "stream: as in Attention.");
   module.def("reference_attention", &reference_paged, nb::arg("spec"), nb::arg("batch"), nb::arg("query"),
              nb::arg("cache"), nb::arg("query_scale") = nb::none(),

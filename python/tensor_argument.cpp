@@ -40,7 +40,8 @@ std::optional<Relabelled> find_relabelled(nb::handle object) {
   return {};
 }
 
-bool is_8_bit(DType dtype) { return size_bytes(dtype) == 1; }
+// What an array of uint8 may hold, if its caller says so. int8 has a name everywhere.
+bool comes_as_uint8(DType dtype) { return size_bytes(dtype) == 1 && dtype != DType::i8; }
 
 // Not valid if the object is no tensor, or cannot be had with this access.
 nb::ndarray<nb::ro> import_array(nb::handle object, Access access) {
@@ -117,12 +118,12 @@ nb::object exported(nb::handle object, const char* argument) {
   return is_of_gpu(object) ? export_from_gpu(object, argument) : nb::borrow(object);
 }
 
-// uint8 counts as any 8-bit format that the caller declares.
+// uint8 counts as the 8-bit float format that the caller declares.
 std::optional<DType> label_of(const nb::ndarray<nb::ro>& array, const std::optional<Relabelled>& relabelled,
                               std::optional<DType> declared) {
   if (relabelled) return relabelled->dtype;
   const bool is_uint8 = array.dtype() == nb::dtype<uint8_t>();
-  return is_uint8 && declared && is_8_bit(*declared) ? declared : std::nullopt;
+  return is_uint8 && declared && comes_as_uint8(*declared) ? declared : std::nullopt;
 }
 
 HeldTensor make_tensor(nb::handle object, const char* argument, Access access, std::optional<DType> declared) {
@@ -140,9 +141,9 @@ HeldTensor make_tensor(nb::handle object, const char* argument, Access access, s
   }
   tensor.view = make_view(tensor.owner, label_of(tensor.owner, relabelled, declared), argument);
   if (declared && tensor.view.dtype != *declared) {
-    throw Error(
-        ErrorCode::mismatch, argument, tensor.view.describe(),
-        "dtype " + std::string(to_string(*declared)) + ", as declared" + (is_8_bit(*declared) ? ", or uint8" : ""));
+    throw Error(ErrorCode::mismatch, argument, tensor.view.describe(),
+                "dtype " + std::string(to_string(*declared)) + ", as declared" +
+                    (comes_as_uint8(*declared) ? ", or uint8" : ""));
   }
   return tensor;
 }

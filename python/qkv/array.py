@@ -25,6 +25,7 @@ _TORCH_NAMES = {
     "bf16": "bfloat16",
     "f8e4m3": "float8_e4m3fn",
     "f8e5m2": "float8_e5m2",
+    "i8": "int8",
     "i32": "int32",
     "i64": "int64",
 }

@@ -73,8 +73,8 @@ def flash_attn_varlen_func(
         s_aux: [num_q_heads], sink logits.
         block_table: int32 [num_requests, max_pages].
         num_splits: 0 or 1. Splits never depend on the batch, so both give the same bits.
-        q_descale, k_descale, v_descale: float32 [num_requests, num_kv_heads], of 8-bit floats; only ones with others,
-            as engines pass them. Without q_descale, 8-bit queries are taken as they are.
+        q_descale, k_descale, v_descale: float32 [num_requests, num_kv_heads], of 8-bit floats, pages also of int8;
+            only ones with others, as engines pass them. Without q_descale, 8-bit queries are taken as they are.
         fa_version: 2, 3 or 4, all the same here.
         dynamic_causal: int32 [num_requests]; requests with 0 are not causal, and with a window (L, 0) see (L, L).
         out: [num_tokens, num_q_heads, head_dim_v], made if not given, of q's kind.
@@ -107,7 +107,7 @@ def flash_attn_varlen_func(
         elif q_descale is None:
             q_descale = zeros(q, (1,), "f32")
             q_descale += 1
-        has_scales = _is_float8(k)
+        has_scales = _is_float8(k) or _dtype_name(k) == "int8"
         if not has_scales:
             _refuse_scales(k_descale=k_descale, v_descale=v_descale)
 
@@ -158,8 +158,12 @@ def _refuse_unless(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise Error("unsupported", name, repr(value), " or ".join(map(repr, allowed)))
 
 
+def _dtype_name(array: Any) -> str:
+    return str(getattr(array, "dtype", "")).removeprefix("torch.")
+
+
 def _is_float8(array: Any) -> bool:
-    return "float8" in str(getattr(array, "dtype", ""))
+    return _dtype_name(array).startswith("float8")
 
 
 def _refuse_scales(**scales: Array | None) -> None:
