@@ -29,6 +29,16 @@ TEST(int8, a_round_trip_keeps_every_number) {
   }
 }
 
+// What GPUs do to a pair of bytes, for each: a byte in the place of the low one of 1024, and an addition that is exact.
+TEST(int8, every_number_is_an_f16_without_a_conversion) {
+  const float offset = f32_from_f16(index::kInt8ToF16Offset);
+  EXPECT_EQ(offset, -1152.0F);
+  for (int32_t number = -128; number <= 127; ++number) {
+    const uint32_t turned = static_cast<uint8_t>(number) ^ index::kInt8HighestBit;
+    EXPECT_EQ(f32_from_f16(static_cast<uint16_t>(index::kInt8UpperByte << 8 | turned)) + offset, number);
+  }
+}
+
 TEST(int8, rounds_to_nearest_even) {
   for (int32_t below = -128; below < 127; ++below) {
     const float middle = static_cast<float>(below) + 0.5F;

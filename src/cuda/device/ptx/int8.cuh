@@ -6,14 +6,12 @@
 
 namespace qkv::cuda::ptx {
 
-// The low (0) or the high (1) two bytes of a word. Exact, without a conversion: x with its highest bit turned round is
-// x + 128, and as the low byte of an f16 from 1024 on, where neighbours are 1 apart, it makes 1024 + 128 + x.
+// The low (0) or the high (1) two bytes of a word. Exact; index/eight_bit.hpp says how.
 __device__ __forceinline__ unsigned f16x2_from_int8x2(unsigned word, int pair) {
-  constexpr unsigned k1024 = 0x64;             // the upper byte
-  constexpr unsigned kMinus1152 = 0xe480e480;  // twice
-  const unsigned shifted = __byte_perm(word ^ 0x80808080, k1024, pair == 0 ? 0x4140 : 0x4342);
+  const unsigned shifted =
+      __byte_perm(word ^ index::kInt8HighestBit * 0x01010101, index::kInt8UpperByte, pair == 0 ? 0x4140 : 0x4342);
   unsigned halves;
-  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(shifted), "r"(kMinus1152));
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(halves) : "r"(shifted), "r"(index::kInt8ToF16Offset * 0x00010001));
   return halves;
 }
 
