@@ -11,9 +11,10 @@ namespace qkv::tools {
 namespace {
 
 constexpr std::byte kGuard{0xA5};
-// In every float format these bytes repeat to a NaN: f32 0xFFFFFFFF, 16-bit 0xFFFF, 8-bit 0xFF. An i8 has none: of
-// such caches the scales tell what is read unowned.
-constexpr std::byte kPoison{0xFF};
+
+// What no request owns. In every float format these bytes repeat to a NaN: f32 0xFFFFFFFF, 16-bit 0xFFFF, 8-bit 0xFF.
+// An i8 has none, and is the number furthest from all others; scales of such tokens are NaN all the same.
+constexpr std::byte poison(DType dtype) { return dtype == DType::i8 ? std::byte{0x80} : std::byte{0xFF}; }
 
 // i8, to nearest even; NaN is 0.
 int8_t to_int8(float value) {
@@ -90,7 +91,7 @@ Tensor view_of(const std::vector<Int>& values) {
 }  // namespace
 
 GuardedBuffer::GuardedBuffer(int64_t num_elements, DType dtype)
-    : bytes_(2 * kGuardBytes + static_cast<size_t>(num_elements * size_bytes(dtype)), kPoison) {
+    : bytes_(2 * kGuardBytes + static_cast<size_t>(num_elements * size_bytes(dtype)), poison(dtype)) {
   std::fill_n(bytes_.begin(), kGuardBytes, kGuard);
   std::fill_n(bytes_.end() - kGuardBytes, kGuardBytes, kGuard);
 }
