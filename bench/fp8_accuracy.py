@@ -5,12 +5,13 @@ import numpy as np
 import qkv
 
 HEADS, KV_HEADS, DIM, PAGE, KEYS, REQUESTS = 16, 4, 128, 16, 4096, 2
-ROW_SIZE = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
+ROW_SIZE = {"f8e4m3": 448.0, "f8e5m2": 57344.0, "i8": 127.0}
 FORMATS = [("bf16", "none")] + [
     (dtype, scales)
     for dtype, granularities in (
         ("f8e4m3", ("per_tensor", "per_head", "per_request_head", "per_token_head")),
         ("f8e5m2", ("per_tensor", "per_token_head")),
+        ("i8", ("per_tensor", "per_head", "per_token_head")),
     )
     for scales in granularities
 ]
