@@ -11,7 +11,10 @@ namespace {
 
 constexpr auto kPromotion = jit::CUtensorMapL2promotion::bytes_256;
 
+bool widens(const LayerSpec& layer) { return is_float8(layer.kv_dtype) && !is_float8(layer.query_dtype); }
+
 index::ManyRowsShape shape_of(const LayerSpec& layer) {
+  if (widens(layer)) return index::many_rows_widening_shape();
   return is_float8(layer.query_dtype) ? index::many_rows_f8_shape(layer.head_dim, layer.value_dim())
                                       : index::many_rows_shape(layer.head_dim, layer.value_dim());
 }
@@ -60,13 +63,20 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int32_t dim, int32_t
 }  // namespace
 
 bool ForwardSm90ManyRows::supports(const LayerSpec& layer, const DeviceFacts& facts) {
-  if (facts.arch != "sm_90a") return false;
+  if (facts.arch != "sm_90a" || layer.kv_dtype == DType::i8) return false;
   const int32_t page_size = layer.cache ? layer.cache->page_size : 0;
-  if (!is_float8(layer.query_dtype) && !is_8bit(layer.kv_dtype)) {
+  if (!is_float8(layer.query_dtype)) {
     // Beside 16-bit weights there are no registers left to choose scales in.
     const bool stores = !is_float8(layer.out_dtype()) || (layer.output_scales == OutputScales::per_tensor &&
                                                           layer.value_dim() % index::kManyRowsFloat8Columns == 0);
-    return stores && index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size);
+    if (!widens(layer)) return stores && index::many_rows_supports(layer.head_dim, layer.value_dim(), page_size);
+    // Weights of up to 2^8 times scales of tokens fit bf16 only; distances of keys that lie unevenly have no registers.
+    const bool has_range =
+        layer.query_dtype == DType::bf16 || (layer.cache && layer.cache->scales != CacheScales::per_token_head);
+    const bool alibi = layer.alibi_per_request || !layer.alibi_slopes.empty();
+    const bool is_uneven = layer.shard.num_ranks > 1 && layer.shard.interleave_size > 1;
+    return stores && has_range && !(alibi && is_uneven) && layer.cache &&
+           index::many_rows_widening_supports(layer.head_dim, layer.value_dim(), page_size);
   }
   // Nor beside 256 columns.
   if (layer.output_scales == OutputScales::per_token_group && layer.value_dim() > 128) return false;
@@ -95,7 +105,10 @@ void ForwardSm90ManyRows::run(const plan::ForwardCall& call, const ForwardParams
   const int32_t page_size = paged ? layer.cache->page_size : 0;
   const int32_t box_rows = index::many_rows_box_rows(page_size, shape_.tile_kv);
   const int32_t in_unit = 2 / size_bytes(layer.kv_dtype);
-  const int32_t key_blocks = index::many_rows_key_box_blocks(layer.head_dim / in_unit, page_size, shape_.tile_kv);
+  const int32_t all_key_blocks = layer.head_dim / block_columns(layer.head_dim, layer.kv_dtype);
+  const int32_t key_blocks = widens(layer)
+                                 ? all_key_blocks
+                                 : index::many_rows_key_box_blocks(layer.head_dim / in_unit, page_size, shape_.tile_kv);
   const ManyRowsParams many{cta_begin};
   const jit::CUtensorMap query = query_map(call);
   const jit::CUtensorMap key = pages_map(call.key, paged, layer.head_dim, box_rows, key_blocks, "key");

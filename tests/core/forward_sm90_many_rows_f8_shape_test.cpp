@@ -106,7 +106,7 @@ void expect_turned(int dim, int tile_kv, int box_rows) {
       // [matrix][row][byte]: row r of matrix i at the address of lane 8·i + r
       std::array<std::array<std::array<int, 16>, 8>, 4> in{};
       for (int lane = 0; lane < 32; ++lane) {
-        const int address = loaded_value_offset(group * 32 + lane, chunk, box_rows, dim);
+        const int address = loaded_chunk_offset(group * 32 + lane, chunk, box_rows, dim);
         EXPECT_EQ(address % 16, 0);
         read.insert(address);
         for (int b = 0; b < 16; ++b) in[lane / 8][lane % 8][b] = loaded[address + b];
@@ -137,7 +137,7 @@ void expect_turned(int dim, int tile_kv, int box_rows) {
         for (int row = 0; row < 8; ++row) {
           stored.insert(turned_value_offset(chunk * 16 + turned_column(matrix, row), group * 2 + matrix / 2, tile_kv) %
                         128);
-          fetched.insert(loaded_value_offset(group * 32 + matrix * 8 + row, chunk, box_rows, dim) % 128);
+          fetched.insert(loaded_chunk_offset(group * 32 + matrix * 8 + row, chunk, box_rows, dim) % 128);
         }
         EXPECT_EQ(stored.size(), 8U);
         EXPECT_EQ(fetched.size(), 8U);

@@ -4,6 +4,7 @@
 
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace qkv::index {
 namespace {
@@ -51,6 +52,65 @@ TEST(many_rows_supports, tuned_head_sizes_and_pages_of_sixteen) {
   EXPECT_FALSE(many_rows_supports(80, 80, 16));
   EXPECT_FALSE(many_rows_supports(96, 64, 16));
   EXPECT_FALSE(many_rows_supports(128, 192, 16));
+}
+
+TEST(many_rows_widening_shape, fits_registers_and_shared_memory) {
+  constexpr ManyRowsShape shape = many_rows_widening_shape();
+  for (const int dim : {64, 128}) {
+    ASSERT_TRUE(many_rows_widening_supports(dim, dim, 16));
+    EXPECT_LE(dim / 2 + shape.tile_kv / 2 + shape.weight_buffers * shape.tile_kv / 4, 224 - 28) << dim;
+    const ManyRowsLayout layout = many_rows_layout(shape, dim, dim);
+    EXPECT_LE(layout.bytes, kSharedBytes) << dim;
+    EXPECT_EQ(layout.loaded_value_begin - layout.loaded_key_begin, shape.loaded_stages * shape.tile_kv * dim);
+    EXPECT_EQ(layout.control_begin - layout.loaded_value_begin, shape.loaded_stages * shape.tile_kv * dim);
+    EXPECT_EQ(layout.loaded_key_begin % 1024, 0);
+    EXPECT_EQ(layout.loaded_value_begin % 1024, 0);
+  }
+  EXPECT_EQ(many_rows_threads(shape), 512);
+  EXPECT_FALSE(many_rows_widening_supports(256, 256, 16));
+  EXPECT_FALSE(many_rows_widening_supports(128, 64, 16));
+  EXPECT_FALSE(many_rows_widening_supports(128, 128, 8));
+}
+
+// A stage of bytes as the boxes bring it, each a number of its own; the 16-bit tile as the products read it. Offsets
+// are found as tile/widen_tiles.cuh does: a thread's first one plus that of a whole number of steps.
+TEST(widening, every_byte_reaches_its_place_without_bank_conflicts) {
+  constexpr int tile_kv = many_rows_widening_shape().tile_kv;
+  for (const int dim : {64, 128}) {
+    for (int box_rows = 16; box_rows <= tile_kv; box_rows *= 2) {
+      std::vector<int> loaded(tile_kv * dim, -1), widened(tile_kv * dim, -1);  // key·dim + column
+      for (int key = 0; key < tile_kv; ++key) {
+        for (int column = 0; column < dim; ++column) {  // a block has all columns; swizzled by address bits
+          const int plain = key * dim + column;
+          loaded[plain ^ ((plain >> 7 & (dim / 16 - 1)) << 4)] = plain;
+        }
+      }
+      const int step_keys = widening_step_keys(dim);
+      for (int first_thread = 0; first_thread < 128; first_thread += 8) {
+        std::set<int> read, low, high;
+        for (int thread = first_thread; thread < first_thread + 8; ++thread) {
+          const WideningPlace place = widening_place(thread, dim);
+          const int from = loaded_chunk_offset(place.key, place.chunk, box_rows, dim);
+          const int to = widened_chunk_offset(place.key, place.chunk, tile_kv);
+          read.insert(from % 128), low.insert(to % 128), high.insert((to ^ 16) % 128);
+          for (int step = 0; step < tile_kv / step_keys; ++step) {
+            const int source = from + loaded_chunk_offset(step * step_keys, 0, box_rows, dim);
+            const int target = widened_chunk_offset(step * step_keys, 0, tile_kv);
+            for (int c = 0; c < 16; ++c) {
+              widened[((c < 8 ? to : to ^ 16) + target) / 2 + c % 8] = loaded[source + c];
+            }
+          }
+        }
+        EXPECT_EQ(read.size() * low.size() * high.size(), 512U) << dim << " " << first_thread;
+      }
+      for (int key = 0; key < tile_kv; ++key) {
+        for (int column = 0; column < dim; ++column) {  // [block][row], 128 bytes a row, swizzled by address bits
+          const int plain = (column / 64 * tile_kv + key) * 128 + column % 64 * 2;
+          ASSERT_EQ(widened[(plain ^ (plain >> 7 & 7) << 4) / 2], key * dim + column) << dim << " " << box_rows;
+        }
+      }
+    }
+  }
 }
 
 TEST(many_rows_box_rows, largest_run_that_never_crosses_a_page) {

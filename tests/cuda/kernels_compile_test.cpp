@@ -90,6 +90,15 @@ std::vector<LayerSpec> matrix() {
   layers.back().mask = mask::document() & mask::window(100, 20);
   layers.back().alibi_per_request = true;
   add_8bit(gpu_layer(4, 192, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
+  // Widened on their way: of 64 columns, of f16 queries, and beside all terms.
+  add_8bit(gpu_layer(1, 64, 64, CacheSpec{48}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{256}), DType::f8e5m2, CacheScales::per_tensor);
+  layers.back().query_dtype = DType::f16;
+  layers.back().mask = mask::everything();
+  add_8bit(gpu_layer(5, 128, 128, CacheSpec{64}), DType::f8e4m3, CacheScales::per_token_head);
+  layers.back().mask = mask::per_request_causal() & mask::window(128, 128);
+  layers.back().softcap = 30;
+  layers.back().alibi_slopes.assign(10, 0.5F);
   const auto add_float8_query = [&](LayerSpec layer, CacheScales scales) {
     add_8bit(layer, DType::f8e4m3, scales);
     layers.back().query_dtype = DType::f8e4m3;

@@ -316,18 +316,18 @@ TEST(select, cache_and_merge_kernels_belong_to_the_layer) {
   unsetenv("QKV_CHECK");
 }
 
-TEST(select, layers_of_8_bit_caches_run_hoppers_kernel_for_few_rows_and_the_cache_write_that_quantises) {
+TEST(select, layers_of_8_bit_caches_run_hoppers_kernels_and_the_cache_write_that_quantises) {
   LayerSpec layer = gpu_layer(8, 2, 128);
   layer.cache = CacheSpec{16, CacheScales::per_token_head};
   layer.kv_dtype = DType::f8e4m3;
   const ForwardKernels kernels = forward_kernels(layer, facts_of("sm_90a"));
   EXPECT_TRUE(kernels.few_rows_sm90);
-  EXPECT_FALSE(kernels.many_rows_sm90);
+  EXPECT_TRUE(kernels.many_rows_sm90);
   std::string names;
   for (const jit::Source& source : reachable_sources(layer, facts_of("sm_90a"), {})) names += source.name + '\n';
   EXPECT_THAT(names, HasSubstr("cache_quantise"));
   EXPECT_THAT(names, HasSubstr("forward_sm90_few_rows"));
-  EXPECT_THAT(names, ::testing::Not(HasSubstr("forward_sm90_many_rows")));
+  EXPECT_THAT(names, HasSubstr("forward_sm90_many_rows"));
   EXPECT_FALSE(forward_kernels(layer, facts_of("sm_80")).few_rows_sm90);
   layer.kv_dtype = DType::i8;
   EXPECT_TRUE(forward_kernels(layer, facts_of("sm_90a")).few_rows_sm90);
@@ -357,6 +357,29 @@ TEST(select, layers_of_8_bit_outputs_run_hoppers_kernels_where_these_store_whole
       layer.output_scales = scales;
       const bool has_registers = scales == OutputScales::per_tensor || head_dim <= 128;
       EXPECT_EQ(forward_kernels(layer, facts_of("sm_90a")).many_rows_sm90, has_registers) << head_dim;
+    }
+  }
+}
+
+TEST(select, prefill_of_8_bit_caches_widens_in_hoppers_kernel_where_it_has_room) {
+  const auto has_kernel = [](DType query, DType cache, int32_t head_dim, int32_t page_size, CacheScales scales) {
+    LayerSpec layer = gpu_layer(8, 2, head_dim);
+    layer.query_dtype = query;
+    layer.kv_dtype = cache;
+    layer.cache = CacheSpec{page_size, scales};
+    return forward_kernels(layer, facts_of("sm_90a")).many_rows_sm90;
+  };
+  for (const DType cache : {DType::f8e4m3, DType::f8e5m2}) {
+    for (const CacheScales scales :
+         {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head}) {
+      for (const int32_t head_dim : {64, 128}) {
+        EXPECT_TRUE(has_kernel(DType::bf16, cache, head_dim, 16, scales));
+        EXPECT_EQ(has_kernel(DType::f16, cache, head_dim, 64, scales), scales != CacheScales::per_token_head);
+      }
+      // ptxas asks for more registers than four warpgroups begin with.
+      EXPECT_FALSE(has_kernel(DType::bf16, cache, 256, 16, scales));
+      EXPECT_FALSE(has_kernel(DType::bf16, cache, 96, 16, scales));
+      EXPECT_FALSE(has_kernel(DType::bf16, cache, 128, 8, scales));
     }
   }
 }

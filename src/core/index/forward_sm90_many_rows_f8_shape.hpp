@@ -57,16 +57,6 @@ QKV_HOST_DEVICE constexpr int key_of_place(int place) {
   return group + (in_quad >> 1) * 8 + quad * 2 + (in_quad & 1);
 }
 
-// Where 16 columns of a key lie in a stage of loaded values: [box][block][row] under the swizzle of a block's rows.
-QKV_HOST_DEVICE constexpr int loaded_value_offset(int key, int chunk, int box_rows, int dim) {
-  const int units = many_rows_f8_units(dim);
-  const int block_columns = many_rows_block_columns(units);
-  const int block_chunks = block_columns / 8;
-  const int row = key % box_rows;
-  return key / box_rows * box_rows * dim + chunk / block_chunks * (box_rows * block_columns * 2) +
-         swizzled_offset(row, chunk % block_chunks, block_columns);
-}
-
 // Where the places 16·group … of a column lie in a stage of turned values: a row a column.
 QKV_HOST_DEVICE constexpr int turned_value_offset(int column, int group, int tile_kv) {
   return swizzled_offset(column, group, many_rows_f8_units(tile_kv));

@@ -313,13 +313,9 @@ extern "C" __global__ void __launch_bounds__(many_rows_f8::kThreads, 1)
     ptx::give_registers<kLoaderRegisters>();
     const tile::TensorMaps maps{&query_map, &key_map, &value_map};
     if (warp == 0) {
-      const auto write_scales = [&](int word, int i) {
-        WorkItem item{};
-        item.request = lane_word(word, kWordRequest);
-        item.kv_head = lane_word(word, kWordKvHead);
-        if (lane_index() == 0) control->scales[i % kItemRecords] = tile::item_scales(params, item);
-      };
-      tile::load_queries<kShape.query_slots>(params, many, maps, &control->control, memory, write_scales);
+      tile::load_queries<kShape.query_slots>(params, many, maps, &control->control, memory, [&](int word, int i) {
+        tile::write_item_scales(params, word, &control->scales[i % kItemRecords]);
+      });
     } else if (warp == 2) {
       tile::ValueLoader values(control, &value_map, loaded);
       tile::load_keys<1>(

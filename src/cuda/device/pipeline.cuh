@@ -1,5 +1,6 @@
 // Shared memory of the many-rows kernel and the protocol between its warps.
-//   query_full, key_full, value_full   one arrival (the loader's, with the bytes it expects)
+//   query_full, key_full, value_full   one arrival (the loader's, with the bytes it expects), or where warps write keys
+//                                      and values, one of each of them
 //   query_free, key_free, value_free   one arrival a consumer warp
 // In a stage's (or slot's) n-th use, consumers wait for "full" with parity n & 1, loaders for "free" with the other
 // parity. What travels with a barrier (Step with key_full, ItemRecord with query_full) is written before the loader's
@@ -58,14 +59,15 @@ __device__ __forceinline__ unsigned shared_address_of(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-__device__ __forceinline__ void init_control(Control* control, int consumers) {
+__device__ __forceinline__ void init_control(Control* control, int consumers, int key_arrivals = 1,
+                                             int value_arrivals = 1) {
   for (bool& flag : control->not_finite) flag = false;
   for (int i = 0; i < 2; ++i) {
     ptx::mbarrier_init(shared_address_of(&control->query_full[i]), 1);
     ptx::mbarrier_init(shared_address_of(&control->query_free[i]), 4 * consumers);
-    ptx::mbarrier_init(shared_address_of(&control->key_full[i]), 1);
+    ptx::mbarrier_init(shared_address_of(&control->key_full[i]), key_arrivals);
     ptx::mbarrier_init(shared_address_of(&control->key_free[i]), 4 * consumers);
-    ptx::mbarrier_init(shared_address_of(&control->value_full[i]), 1);
+    ptx::mbarrier_init(shared_address_of(&control->value_full[i]), value_arrivals);
     ptx::mbarrier_init(shared_address_of(&control->value_free[i]), 4 * consumers);
   }
   ptx::fence_mbarrier_init();

@@ -5,7 +5,6 @@
 // Every decision is a row's own, so that its bits do not depend on the rows beside it.
 #pragma once
 
-#include "ptx/convert.cuh"
 #include "softmax.cuh"
 
 namespace qkv::cuda::tile {
@@ -16,14 +15,15 @@ struct LazySoftmax {
   float max[2] = {negative_infinity(), negative_infinity()};  // log2, alike in the row's four lanes
   float sum[2] = {0.0F, 0.0F};                                // of this lane's columns
 
-  // Packed weights 2^(factor·score - max) of a step. Returns whether the maximum of one of the warp's rows has moved:
-  // then decay = 2^(old max - max), exactly 1 where it stayed.
-  template <bool kBf16, int kCount>
+  // Weights 2^(factor·score - max) of a step, which pack(i, low, high) makes 16-bit: low is that of score i, high the
+  // next. Returns whether the maximum of one of the warp's rows has moved: then decay = 2^(old max - max), exactly 1
+  // where it stayed.
+  template <int kCount, class Pack>
   __device__ __forceinline__ bool weigh(const float (&scores)[kCount], float factor, bool first,
-                                        unsigned (&weights)[kCount / 2], float (&decay)[2]) {
+                                        unsigned (&weights)[kCount / 2], float (&decay)[2], Pack&& pack) {
     if (!first) {
       float tile_sum[2];
-      exponentiate<kBf16>(scores, factor, weights, tile_sum);
+      exponentiate(scores, factor, weights, tile_sum, pack);
       const bool rose[2] = {rises(0, tile_sum[0]), rises(1, tile_sum[1])};
       if (!__any_sync(0xffffffff, rose[0] || rose[1])) {
         sum[0] += tile_sum[0];
@@ -36,7 +36,7 @@ struct LazySoftmax {
       move_max(scores, factor, rose, decay);
     }
     float tile_sum[2];
-    exponentiate<kBf16>(scores, factor, weights, tile_sum);
+    exponentiate(scores, factor, weights, tile_sum, pack);
     sum[0] = fmaf(sum[0], decay[0], tile_sum[0]);
     sum[1] = fmaf(sum[1], decay[1], tile_sum[1]);
     return true;
@@ -74,9 +74,10 @@ struct LazySoftmax {
     }
   }
 
-  template <bool kBf16, int kCount>
+  template <int kCount, class Pack>
   __device__ __forceinline__ void exponentiate(const float (&scores)[kCount], float factor,
-                                               unsigned (&weights)[kCount / 2], float (&tile_sum)[2]) const {
+                                               unsigned (&weights)[kCount / 2], float (&tile_sum)[2],
+                                               Pack&& pack) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       // A row that has seen nothing yet has no finite maximum to subtract.
@@ -87,7 +88,7 @@ struct LazySoftmax {
         const float low = exp2_approx(fmaf(scores[i], factor, -base));
         const float high = exp2_approx(fmaf(scores[i + 1], factor, -base));
         tile_sum[r] += low + high;
-        weights[i / 2] = ptx::pack_16<kBf16>(low, high);
+        weights[i / 2] = pack(i, low, high);
       }
     }
   }

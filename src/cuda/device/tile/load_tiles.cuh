@@ -16,12 +16,13 @@ struct TensorMaps {
 };
 
 // Rows are counted in units of 16 bits, whatever their elements are.
-constexpr int kElementBytes = size_of(key::kv_dtype);
-constexpr int kUnits = key::head_dim * kElementBytes / 2;
-constexpr int kUnitsV = key::head_dim_v * kElementBytes / 2;
+constexpr int kUnits = key::head_dim * size_of(key::kv_dtype) / 2;
+constexpr int kUnitsV = key::head_dim_v * size_of(key::kv_dtype) / 2;
+constexpr int kQueryUnits = key::head_dim * size_of(key::query_dtype) / 2;
 constexpr int kBoxRows = index::many_rows_box_rows(key::page_size, key::tile_kv);
 constexpr int kBoxes = key::tile_kv / kBoxRows;                   // of a step
-constexpr int kColumns = index::many_rows_block_columns(kUnits);  // of a block of keys or queries
+constexpr int kColumns = index::many_rows_block_columns(kUnits);  // of a block of keys
+constexpr int kQueryColumns = index::many_rows_block_columns(kQueryUnits);
 
 struct BoxPlace {
   int token, page;
@@ -102,25 +103,38 @@ __device__ __forceinline__ void load_keys(const ForwardParams& params, const Man
   });
 }
 
-__device__ __forceinline__ void load_values(const ForwardParams& params, const ManyRowsParams& many,
-                                            const TensorMaps& maps, Control* control, unsigned values) {
-  constexpr int kBoxBytes = kBoxRows * kUnitsV * 2;
-  constexpr int kStageBytes = key::tile_kv * kUnitsV * 2;
+// Stages of rows of kRowUnits units, box by box, all columns of a box together. steps: where a stage's step is
+// announced, nullptr = nowhere.
+template <int kRowUnits, int kStages>
+__device__ __forceinline__ void load_rows(const ForwardParams& params, const ManyRowsParams& many,
+                                          const ptx::TensorMap* map, unsigned long long* full_barriers,
+                                          unsigned long long* free_barriers, unsigned rows, Step* steps) {
+  constexpr int kBoxBytes = kBoxRows * kRowUnits * 2;
+  constexpr int kStageBytes = key::tile_kv * kRowUnits * 2;
   const int box = lane_index();
-  values += box * kBoxBytes;
-  Ring<2> ring;
+  rows += box * kBoxBytes;
+  Ring<kStages> ring;
   walk_steps<key::tile_kv>(params, many, [&](int word, const Step& step) {
     const BoxPlace place = find_box(params, lane_word(word, kWordFirst), box, step);
     const int kv_head = lane_word(word, kWordKvHead);
-    const unsigned full = shared_address_of(&control->value_full[ring.stage()]);
-    ptx::mbarrier_wait(shared_address_of(&control->value_free[ring.stage()]), ring.phase() ^ 1);
-    if (box == 0) ptx::mbarrier_arrive_expect_bytes(full, count_boxes(step) * kBoxBytes);
+    const unsigned bits = step.bits | (steps != nullptr ? find_hiding(params, word, step) : 0);
+    const unsigned full = shared_address_of(&full_barriers[ring.stage()]);
+    ptx::mbarrier_wait(shared_address_of(&free_barriers[ring.stage()]), ring.phase() ^ 1);
+    if (box == 0) {
+      if (steps != nullptr) steps[ring.stage()] = {step.kv_begin, bits};
+      ptx::mbarrier_arrive_expect_bytes(full, count_boxes(step) * kBoxBytes);
+    }
     __syncwarp();
     if (box < count_boxes(step)) {
-      ptx::tma_load_5d(values + ring.stage() * kStageBytes, maps.value, 0, place.token, 0, kv_head, place.page, full);
+      ptx::tma_load_5d(rows + ring.stage() * kStageBytes, map, 0, place.token, 0, kv_head, place.page, full);
     }
     ring.advance();
   });
+}
+
+__device__ __forceinline__ void load_values(const ForwardParams& params, const ManyRowsParams& many,
+                                            const TensorMaps& maps, Control* control, unsigned values) {
+  load_rows<kUnitsV, 2>(params, many, maps.value, control->value_full, control->value_free, values, nullptr);
 }
 
 // Lane l: word l of the item, then of its record.
@@ -149,7 +163,7 @@ __device__ __forceinline__ void write_record(const ForwardParams& params, int wo
 
 // A warpgroup's rows are whole tokens: one box each.
 __device__ __forceinline__ void load_query_boxes(const ptx::TensorMap* map, unsigned slot, unsigned full, int word) {
-  constexpr int kConsumerBytes = 64 * kUnits * 2;
+  constexpr int kConsumerBytes = 64 * kQueryUnits * 2;
   constexpr int kTokens = key::group_size <= 64 ? 64 / key::group_size : 1;
   const int tokens = lane_word(word, kWordQueryEnd) - lane_word(word, kWordQueryBegin);
   const int token = lane_word(word, kRecordTokenBegin) + lane_word(word, kWordQueryBegin);
@@ -164,8 +178,9 @@ __device__ __forceinline__ void load_query_boxes(const ptx::TensorMap* map, unsi
 
 // Rows of any group size, chunk by chunk. Rows behind the last stay as they are: rows never mix.
 __device__ __forceinline__ void gather_query(const ForwardParams& params, unsigned slot, unsigned full, int word) {
-  constexpr int kChunks = kUnits / 8;
-  constexpr int kBlockChunks = kColumns / 8;
+  constexpr int kElementBytes = size_of(key::query_dtype);
+  constexpr int kChunks = kQueryUnits / 8;
+  constexpr int kBlockChunks = kQueryColumns / 8;
   const int rows = (lane_word(word, kWordQueryEnd) - lane_word(word, kWordQueryBegin)) * key::group_size;
   const long long token = lane_word(word, kRecordTokenBegin) + lane_word(word, kWordQueryBegin);
   const int head = lane_word(word, kWordKvHead) * key::group_size;
@@ -175,8 +190,8 @@ __device__ __forceinline__ void gather_query(const ForwardParams& params, unsign
     const int row = i / kChunks, chunk = i % kChunks;
     const long long offset = (token + row / key::group_size) * params.query_token_stride +
                              (head + row % key::group_size) * params.query_head_stride + chunk * (16 / kElementBytes);
-    const unsigned block = slot + row / 64 * (64 * kUnits * 2) + chunk / kBlockChunks * (64 * kBlockChunks * 16);
-    ptx::cp_async_16(block + index::swizzled_offset(row % 64, chunk % kBlockChunks, kColumns),
+    const unsigned block = slot + row / 64 * (64 * kQueryUnits * 2) + chunk / kBlockChunks * (64 * kBlockChunks * 16);
+    ptx::cp_async_16(block + index::swizzled_offset(row % 64, chunk % kBlockChunks, kQueryColumns),
                      query + offset * kElementBytes, 16);
   }
   ptx::cp_async_commit();
@@ -191,7 +206,7 @@ template <int kSlots, class AfterRecord>
 __device__ __forceinline__ void load_queries(const ForwardParams& params, const ManyRowsParams& many,
                                              const TensorMaps& maps, Control* control, unsigned queries,
                                              AfterRecord&& after_record) {
-  constexpr int kSlotBytes = key::tile_q * kUnits * 2;
+  constexpr int kSlotBytes = key::tile_q * kQueryUnits * 2;
   const int begin = many.cta_begin[blockIdx.x], end = many.cta_begin[blockIdx.x + 1];
   Ring<kSlots> ring;
   int word_next = load_item_word(params, begin, end);

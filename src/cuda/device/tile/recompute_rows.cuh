@@ -27,7 +27,7 @@ __device__ __forceinline__ long long key_value_offset(const ForwardParams& param
   return page * layout.page_stride + token * layout.token_stride + kv_head * layout.head_stride;
 }
 
-// Elements of queries, keys and values: 16 bits, or 8.
+// What two neighbouring elements of a dtype are read as.
 template <int kBytes>
 struct Bits {
   using Element = unsigned short;
@@ -38,39 +38,56 @@ struct Bits<1> {
   using Element = unsigned char;
   using Pair = unsigned short;
 };
-using Element = Bits<size_of(key::kv_dtype)>::Element;
-using ElementPair = Bits<size_of(key::kv_dtype)>::Pair;
+template <int kDtype>
+using ElementOf = Bits<size_of(kDtype)>::Element;
+template <int kDtype>
+using PairOf = Bits<size_of(kDtype)>::Pair;
+using Element = ElementOf<key::kv_dtype>;
 
 struct FloatPair {
   float first, second;
 };
 
-__device__ __forceinline__ FloatPair widen_pair(ElementPair pair) {
-  if constexpr (is_float8(key::kv_dtype)) {
-    const unsigned halves = ptx::f16x2_from_float8x2<key::kv_dtype == kF8E4M3>(pair);
+template <int kDtype>
+__device__ __forceinline__ FloatPair widen_pair(PairOf<kDtype> pair) {
+  if constexpr (is_float8(kDtype)) {
+    const unsigned halves = ptx::f16x2_from_float8x2<kDtype == kF8E4M3>(pair);
     return {ptx::f32_from_f16(halves), ptx::f32_from_f16(halves >> 16)};
   } else {
-    return {ptx::f32_from_16<key::is_bf16>(pair), ptx::f32_from_16<key::is_bf16>(pair >> 16)};
+    return {ptx::f32_from_16<kDtype == kBf16>(pair), ptx::f32_from_16<kDtype == kBf16>(pair >> 16)};
   }
 }
 
-__device__ __forceinline__ float dot_row(const Element* a, const Element* b) {
-  constexpr int kPairBits = 8 * sizeof(ElementPair);
+// Eight columns of a row of queries or keys.
+template <int kDtype>
+struct alignas(8 * size_of(kDtype)) Chunk {
+  PairOf<kDtype> pairs[4];
+};
+
+__device__ __forceinline__ float dot_row(const ElementOf<key::query_dtype>* query_row, const Element* key_row) {
   float sum = 0.0F;
 #pragma unroll 1
-  for (int chunk = 0; chunk < key::head_dim * static_cast<int>(sizeof(Element)) / 16; ++chunk) {
-    const uint4 x = reinterpret_cast<const uint4*>(a)[chunk], y = reinterpret_cast<const uint4*>(b)[chunk];
-    const unsigned pairs_x[4] = {x.x, x.y, x.z, x.w}, pairs_y[4] = {y.x, y.y, y.z, y.w};
+  for (int chunk = 0; chunk < key::head_dim / 8; ++chunk) {
+    const auto x = reinterpret_cast<const Chunk<key::query_dtype>*>(query_row)[chunk];
+    const auto y = reinterpret_cast<const Chunk<key::kv_dtype>*>(key_row)[chunk];
 #pragma unroll
-    for (int i = 0; i < 128 / kPairBits; ++i) {
-      const int word = i * kPairBits / 32, shift = i * kPairBits % 32;
-      const FloatPair p = widen_pair(static_cast<ElementPair>(pairs_x[word] >> shift));
-      const FloatPair q = widen_pair(static_cast<ElementPair>(pairs_y[word] >> shift));
+    for (int i = 0; i < 4; ++i) {
+      const FloatPair p = widen_pair<key::query_dtype>(x.pairs[i]), q = widen_pair<key::kv_dtype>(y.pairs[i]);
       sum = fmaf(p.first, q.first, sum);
       sum = fmaf(p.second, q.second, sum);
     }
   }
   return sum;
+}
+
+// Of a key, whose value has one alike.
+__device__ __forceinline__ float token_scale(const ForwardParams& params, const KeyValueScales& scales,
+                                             const SeqInfo& seq, int kv_head, int position) {
+  if constexpr (!key::token_scales) return 1.0F;
+  constexpr int kPageTokens = key::page_size > 0 ? key::page_size : 1;
+  const long long page = params.pages[seq.key_begin + position / kPageTokens];
+  return scales
+      .data[page * scales.page_stride + position % kPageTokens * scales.token_stride + kv_head * scales.head_stride];
 }
 
 // A warp's row in the making: 32 keys at a time, a lane each for the scores, columns by lane for the values.
@@ -79,7 +96,8 @@ struct RowState {
   float sum = 0.0F;
   float output[2 * kLanePairs] = {};
 
-  __device__ __forceinline__ void add(int lane, float score, bool seen, const Element* values, long long offset) {
+  __device__ __forceinline__ void add(int lane, float score, bool seen, const Element* values, long long offset,
+                                      float value_scale) {
     float tile_max = score;
     for (int lanes = 16; lanes > 0; lanes /= 2) tile_max = fmaxf(tile_max, __shfl_xor_sync(kAllLanes, tile_max, lanes));
     const float new_max = fmaxf(max, tile_max);
@@ -95,12 +113,13 @@ struct RowState {
 #pragma unroll 1
     for (int k = 0; k < 32; ++k) {
       if ((visible >> k & 1) == 0) continue;
-      const float key_weight = __shfl_sync(kAllLanes, weight, k);
+      const float key_weight = __shfl_sync(kAllLanes, weight * value_scale, k);
       const Element* value = values + __shfl_sync(kAllLanes, offset, k) + 2 * lane;
 #pragma unroll
       for (int i = 0; i < kLanePairs; ++i) {
         if (!has_pair(lane, i)) continue;
-        const FloatPair pair = widen_pair(*reinterpret_cast<const ElementPair*>(value + 64 * i));
+        const FloatPair pair =
+            widen_pair<key::kv_dtype>(*reinterpret_cast<const PairOf<key::kv_dtype>*>(value + 64 * i));
         output[2 * i] = fmaf(key_weight, pair.first, output[2 * i]);
         output[2 * i + 1] = fmaf(key_weight, pair.second, output[2 * i + 1]);
       }
@@ -144,7 +163,7 @@ __device__ __forceinline__ void recompute_row(const ForwardParams& params, const
     slope = kLog2e * params.alibi_slopes[item.request * params.alibi_request_stride + info.q_head];
   }
   const ItemScales scales = item_scales(params, item);
-  const auto* query = static_cast<const Element*>(params.query) +
+  const auto* query = static_cast<const ElementOf<key::query_dtype>*>(params.query) +
                       (seq.token_begin + info.query) * params.query_token_stride +
                       info.q_head * params.query_head_stride;
   const auto* keys = static_cast<const Element*>(params.key.data);
@@ -158,12 +177,15 @@ __device__ __forceinline__ void recompute_row(const ForwardParams& params, const
       const bool seen = position < segment.end && is_visible(context, q_pos, position, info);
       float score = negative_infinity();
       long long value = 0;
+      float value_scale = 1.0F;
       if (seen) {
-        score = dot_row(query, keys + key_value_offset(params, params.key, seq, item.kv_head, position));
+        score = dot_row(query, keys + key_value_offset(params, params.key, seq, item.kv_head, position)) *
+                token_scale(params, params.key_scale, seq, item.kv_head, position);
         score = apply_score_terms(params, score, scales.score, slope, q_pos - kv_pos_of(params.rank, seq, position));
         value = key_value_offset(params, params.value, seq, item.kv_head, position);
+        value_scale = token_scale(params, params.value_scale, seq, item.kv_head, position);
       }
-      state.add(lane, score, seen, static_cast<const Element*>(params.value.data), value);
+      state.add(lane, score, seen, static_cast<const Element*>(params.value.data), value, value_scale);
     }
   }
   RowTarget target = RowTarget::of<key::group_size, key::head_dim_v>(params, seq, item, row, state.max, state.sum);

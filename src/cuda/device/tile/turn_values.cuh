@@ -79,7 +79,7 @@ class ValueTurner {
 #pragma unroll 1
     for (int i = keys * kOwnChunks + lane_index(); i < key::tile_kv * kOwnChunks; i += 32) {
       const int chunk = i % kOwnChunks * kTurningWarps + warp_;
-      ptx::store_shared_zero_16(loaded + index::loaded_value_offset(i / kOwnChunks, chunk, kBoxRows, key::head_dim_v));
+      ptx::store_shared_zero_16(loaded + index::loaded_chunk_offset(i / kOwnChunks, chunk, kBoxRows, key::head_dim_v));
     }
     __syncwarp();
   }
@@ -98,7 +98,7 @@ class ValueTurner {
       for (int b = 0; b < kBatch; ++b) {
         const int chunk = first + b * kTurningWarps;
         ptx::ldmatrix_x4_trans(
-            in[b], loaded + index::loaded_value_offset(group * 32 + lane_index(), chunk, kBoxRows, key::head_dim_v));
+            in[b], loaded + index::loaded_chunk_offset(group * 32 + lane_index(), chunk, kBoxRows, key::head_dim_v));
       }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {

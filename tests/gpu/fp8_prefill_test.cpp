@@ -1,0 +1,69 @@
+// Prefill of 16-bit queries on 8-bit caches on a GPU: Hopper's many-rows kernel widens them. Skipped where there is no
+// GPU.
+#include "support/small_layer.hpp"
+
+namespace qkv {
+namespace {
+
+using testing::case_of;
+
+constexpr Device kGpu{DeviceKind::cuda, 0};
+
+class gpu_fp8_prefill : public ::testing::TestWithParam<CacheScales> {
+ protected:
+  void SetUp() override {
+    if (num_cuda_devices() == 0) GTEST_SKIP() << "needs a GPU";
+  }
+
+  static tools::Case of(int32_t head_dim, DType query, DType cache) {
+    auto c = case_of(8, 2, head_dim, {500, 333, 60, 1}, {900, 700, 60, 300});
+    c.layer.query_dtype = query;
+    c.layer.kv_dtype = cache;
+    c.layer.cache->scales = GetParam();
+    return c;
+  }
+  static void expect_agrees(const tools::Case& c) { EXPECT_EQ(tools::failure_of(c, kGpu), "") << tools::describe(c); }
+};
+INSTANTIATE_TEST_SUITE_P(with_scales, gpu_fp8_prefill,
+                         ::testing::Values(CacheScales::per_tensor, CacheScales::per_head,
+                                           CacheScales::per_request_head, CacheScales::per_token_head));
+
+TEST_P(gpu_fp8_prefill, formats_and_head_sizes) {
+  for (const int32_t head_dim : {64, 128}) {
+    expect_agrees(of(head_dim, DType::bf16, DType::f8e4m3));
+    expect_agrees(of(head_dim, DType::bf16, DType::f8e5m2));
+    expect_agrees(of(head_dim, DType::f16, DType::f8e4m3));
+  }
+}
+
+TEST_P(gpu_fp8_prefill, pages_and_groups) {
+  for (const int32_t page_size : {16, 48, 256}) {
+    auto c = of(128, DType::bf16, DType::f8e4m3);
+    c.layer.cache->page_size = page_size;
+    c.layer.num_q_heads = page_size == 48 ? 6 : 8;  // groups of 3: rows are gathered
+    c.layout.interleaved = page_size == 48;
+    expect_agrees(c);
+  }
+}
+
+TEST_P(gpu_fp8_prefill, masks_and_score_terms) {
+  auto window = of(128, DType::bf16, DType::f8e4m3);
+  window.layer.mask = mask::window(150, 20);
+  window.layer.sinks.assign(8, 0.7F);
+  expect_agrees(window);
+  auto terms = of(128, DType::bf16, DType::f8e4m3);
+  terms.layer.softcap = 30;
+  terms.layer.alibi_slopes.assign(8, 0.1F);
+  expect_agrees(terms);
+}
+
+TEST_P(gpu_fp8_prefill, a_long_context_in_splits) {
+  auto c = case_of(8, 2, 128, {200}, {30'000});
+  c.layer.query_dtype = DType::bf16;
+  c.layer.kv_dtype = DType::f8e4m3;
+  c.layer.cache->scales = GetParam();
+  expect_agrees(c);
+}
+
+}  // namespace
+}  // namespace qkv
