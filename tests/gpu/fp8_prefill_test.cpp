@@ -1,5 +1,7 @@
 // Prefill of 16-bit queries on 8-bit caches on a GPU: Hopper's many-rows kernel widens them. Skipped where there is no
 // GPU.
+#include <cmath>
+
 #include "support/small_layer.hpp"
 
 namespace qkv {
@@ -63,6 +65,60 @@ TEST_P(gpu_fp8_prefill, a_long_context_in_splits) {
   c.layer.kv_dtype = DType::f8e4m3;
   c.layer.cache->scales = GetParam();
   expect_agrees(c);
+}
+
+TEST_P(gpu_fp8_prefill, outputs_and_shares_of_ranks) {
+  for (const DType dtype : {DType::f32, DType::f8e4m3, DType::f8e5m2}) {
+    auto c = of(128, DType::bf16, DType::f8e4m3);
+    c.layer.output_dtype = dtype;
+    expect_agrees(c);
+  }
+  auto c = of(64, DType::bf16, DType::f8e4m3);
+  c.layer.shard = {2, 4, 8};
+  expect_agrees(c);
+}
+
+// Scores of a negative scale take the path of the terms, which transforms them before the maximum is taken.
+TEST_P(gpu_fp8_prefill, negative_scale_beside_all_terms) {
+  for (const int32_t head_dim : {64, 128}) {
+    auto c = of(head_dim, DType::bf16, DType::f8e4m3);
+    c.layer.mask = mask::per_request_causal() & mask::window(30, 30);
+    c.layer.sinks.assign(8, 0.5F);
+    c.layer.softcap = 20;
+    c.layer.alibi_slopes.assign(8, 0.05F);
+    c.layer.scale = -0.05F;
+    expect_agrees(c);
+  }
+}
+
+// NaN in a value that most rows do not see reaches those alone that do: rows are computed again from bytes.
+TEST_P(gpu_fp8_prefill, casebook_044_hidden_nan_does_not_spread) {
+  for (const int32_t head_dim : {64, 128}) {
+    auto c = case_of(8, 2, head_dim, {140}, {140});
+    c.layer.query_dtype = DType::bf16;
+    c.layer.kv_dtype = DType::f8e4m3;
+    c.layer.cache->scales = GetParam();
+    tools::CaseData data(c);
+    const Attention attention(c.layer, kGpu);
+    const Plan plan = attention.plan(data.batch());
+    tools::store(data.value.view(), {100, 1, 5}, NAN);  // rows 0 to 99 do not see it
+    const tools::Placed query(data.query, kGpu), key(data.key, kGpu), value(data.value, kGpu),
+        key_pages(data.key_pages, kGpu), value_pages(data.value_pages, kGpu), key_scale(data.key_scale, kGpu),
+        value_scale(data.value_scale, kGpu);
+    tools::OwnedTensor out(DType::bf16, {140, 8, head_dim});
+    const tools::Placed placed_out(out, kGpu);
+    const KvCache cache{key_pages.on_device(data.key_cache), value_pages.on_device(data.value_cache), key_scale.view(),
+                        value_scale.view()};
+    attention.update_cache(key.view(), value.view(), cache, plan);
+    attention.forward(query.view(), cache, plan, placed_out.view());
+    placed_out.fetch();
+    for (int64_t t = 0; t < 140; ++t) {
+      for (int64_t h = 0; h < 8; ++h) {
+        const bool is_nan = std::isnan(tools::load(out.view(), {t, h, 5}));
+        ASSERT_EQ(is_nan, t >= 100 && h >= 4) << head_dim << " " << t << " " << h;
+      }
+    }
+  }
 }
 
 }  // namespace
