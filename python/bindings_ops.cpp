@@ -96,6 +96,26 @@ void write_to_cache(const ArrayArgument& key, const ArrayArgument& value, const 
   cache_write(key_tensor.view, value_tensor.view, view.cache, slots.view, on);
 }
 
+ScaleSource read_scale_source(const std::string& name) {
+  for (const ScaleSource source : {ScaleSource::given, ScaleSource::chosen}) {
+    if (name == to_string(source)) return source;
+  }
+  throw Error(ErrorCode::invalid_argument, "source", "\"" + name + "\"", "\"given\" or \"chosen\"");
+}
+
+void round_rows(const ArrayArgument& rows, const ArrayArgument& out, const ArrayArgument& scale,
+                const std::string& source_name, const ArrayArgument& query_start_loc, const StreamArgument& stream) {
+  const ScaleSource source = read_scale_source(source_name);
+  const HeldTensor rows_tensor = read_tensor(rows, "rows");
+  const HeldTensor out_tensor = write_tensor(out, "out");
+  const HeldTensor scale_tensor =
+      source == ScaleSource::chosen ? write_tensor(scale, "scale") : read_tensor(scale, "scale");
+  const HeldTensor starts = read_optional_tensor(query_start_loc, "query_start_loc");
+  const Stream on = read_stream(stream, rows_tensor.view.device);
+  nb::gil_scoped_release released;
+  quantise(rows_tensor.view, out_tensor.view, scale_tensor.view, source, starts.view, on);
+}
+
 void gather(const ArrayArgument& pages, const ArrayArgument& block_table, const ArrayArgument& starts,
             const ArrayArgument& cu_seq_lens, const ArrayArgument& rows, const ArrayArgument& scale,
             const StreamArgument& stream) {
@@ -184,6 +204,17 @@ void bind_ops(nb::module_& module) {
              "Writes tokens to slots: see Attention.update_cache.\n\n"
              "slot_mapping: int64 [num_slots], page * page_size + offset; -1 = nowhere; a host array.\n"
              "stream: as in Attention.");
+  module.def(
+      "quantise", &round_rows, nb::arg("rows"), nb::arg("out"), nb::arg("scale"), nb::arg("source"), nb::kw_only(),
+      nb::arg("query_start_loc") = nb::none(), nb::arg("stream") = nb::none(),
+      "Rounds rows to 8-bit floats, such as the queries of Attention.forward: out = round(rows / scale).\n\n"
+      "rows: [num_tokens, num_heads, head_dim], float32, float16 or bfloat16. out: likewise, of 8-bit floats.\n"
+      "scale: float32 [1], [num_scales] or [num_requests, num_scales]; num_heads / num_scales neighbouring heads "
+      "share one.\n"
+      "source: \"given\": scales are read; \"chosen\": written, each so that the largest finite magnitude of "
+      "its rows becomes the largest number.\n"
+      "query_start_loc: int32 [num_requests + 1], beside rows on their device; with scales of requests only.\n"
+      "stream: as in Attention.");
   module.def("gather_cache", &gather, nb::arg("pages"), nb::arg("block_table"), nb::arg("starts"),
              nb::arg("cu_seq_lens"), nb::arg("rows"), nb::kw_only(), nb::arg("scale") = nb::none(),
              nb::arg("stream") = nb::none(),

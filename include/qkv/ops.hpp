@@ -55,6 +55,24 @@ QKV_EXPORT void lse_from_lse2(const Tensor& lse);
 QKV_EXPORT void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, const Tensor& slot_mapping,
                             Stream stream = {});
 
+enum class ScaleSource : uint8_t {
+  given,   // read
+  chosen,  // written: what puts the largest finite magnitude of the scale's rows at the format's largest number
+};
+
+QKV_EXPORT std::string_view to_string(ScaleSource source);
+
+// Rounds rows to 8-bit floats, such as the queries of Attention::forward: out = round(rows / scale), to nearest even,
+// beyond the largest number the largest number, NaN stays NaN. A scale that is chosen is 1 where its rows are zeros or
+// none, and never below 2^-126; numbers that are not finite have no say in it.
+//   rows [num_tokens, num_heads, head_dim]: f32, f16 or bf16; out: likewise, of 8-bit floats
+//   scale f32 [1], [num_scales] or [num_requests, num_scales], any strides: a scale serves num_heads / num_scales
+//   neighbouring heads, so that num_kv_heads of them are the query_scale of forward
+//   query_start_loc i32 [num_requests + 1] on the device of rows, with scales of requests and no others. Like scales it
+//   is read when the work runs. Rows past query_start_loc[num_requests]: untouched
+QKV_EXPORT void quantise(const Tensor& rows, const Tensor& out, const Tensor& scale, ScaleSource source,
+                         const Tensor& query_start_loc = {}, Stream stream = {});
+
 // Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i. Starts
 // need not be aligned to pages. Only the block table's entries for these tokens are read.
 //   pages [num_pages, page_size, num_heads, head_dim] or, of latents, [num_pages, page_size, head_dim]

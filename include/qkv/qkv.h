@@ -349,6 +349,17 @@ QKV_EXPORT qkv_status qkv_shard_slots(const qkv_batch* batch, int32_t page_size,
 QKV_EXPORT qkv_status qkv_cache_write(const qkv_tensor* key, const qkv_tensor* value, const qkv_kv_cache* cache,
                                       const qkv_tensor* slot_mapping, qkv_stream stream);
 
+// Where the scales of qkv_quantise come from.
+typedef int32_t qkv_scale_source;
+enum {
+  QKV_SCALES_GIVEN = 0,  // read
+  QKV_SCALES_CHOSEN = 1  // written
+};
+// Rounds rows [num_tokens, num_heads, head_dim] to 8-bit floats, such as queries. As in ops.hpp; query_start_loc
+// i32 [num_requests + 1] where scales are of requests, else NULL.
+QKV_EXPORT qkv_status qkv_quantise(const qkv_tensor* rows, const qkv_tensor* out, const qkv_tensor* scale,
+                                   qkv_scale_source source, const qkv_tensor* query_start_loc, qkv_stream stream);
+
 // Copies cached tokens to dense rows: row cu_seq_lens[i] + t is token starts[i] + t of request i. As in ops.hpp; scale
 // f32 [1] where 8-bit pages become rows of others, else NULL.
 QKV_EXPORT qkv_status qkv_gather_cache(const qkv_tensor* pages, const qkv_tensor* block_table, const qkv_tensor* starts,

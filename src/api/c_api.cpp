@@ -345,6 +345,14 @@ qkv_status qkv_merge_states(const qkv_state* states, int64_t num_states, const q
   });
 }
 
+qkv_status qkv_quantise(const qkv_tensor* rows, const qkv_tensor* out, const qkv_tensor* scale, qkv_scale_source source,
+                        const qkv_tensor* query_start_loc, qkv_stream stream) {
+  return guarded([&] {
+    quantise(from_c(rows, "rows"), from_c(out, "out"), from_c(scale, "scale"),
+             enum_from_c(source, ScaleSource::chosen, "source"), from_c(query_start_loc, "query_start_loc"), {stream});
+  });
+}
+
 qkv_status qkv_lse_from_lse2(const qkv_tensor* lse) {
   return guarded([&] { lse_from_lse2(from_c(lse, "lse")); });
 }

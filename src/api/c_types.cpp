@@ -23,6 +23,7 @@ static_assert(same(QKV_SCALES_PER_REQUEST_HEAD, CacheScales::per_request_head));
 static_assert(same(QKV_SCALES_PER_TOKEN_HEAD, CacheScales::per_token_head));
 static_assert(same(QKV_OUTPUT_SCALES_PER_TENSOR, OutputScales::per_tensor));
 static_assert(same(QKV_OUTPUT_SCALES_PER_TOKEN_GROUP, OutputScales::per_token_group));
+static_assert(same(QKV_SCALES_GIVEN, ScaleSource::given) && same(QKV_SCALES_CHOSEN, ScaleSource::chosen));
 static_assert(same(QKV_CPU, DeviceKind::cpu) && same(QKV_CUDA, DeviceKind::cuda));
 static_assert(same(QKV_DECODER, AttentionType::decoder) && same(QKV_ENCODER_ONLY, AttentionType::encoder_only));
 static_assert(same(QKV_ENCODER, AttentionType::encoder) && same(QKV_ENCODER_DECODER, AttentionType::encoder_decoder));

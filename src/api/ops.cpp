@@ -175,6 +175,15 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, c
   api::engine_of(device).cache_write(key, value, cache, scales, slots, stream);
 }
 
+std::string_view to_string(ScaleSource source) { return source == ScaleSource::given ? "given" : "chosen"; }
+
+void quantise(const Tensor& rows, const Tensor& out, const Tensor& scale, ScaleSource source,
+              const Tensor& query_start_loc, Stream stream) {
+  api::check_quantise(rows, out, scale, source, query_start_loc);
+  if (scale.num_elements() == 0) return;  // no requests
+  api::engine_of(rows.device).quantise(rows, out, scale, source, query_start_loc, stream);
+}
+
 void gather_cache(const Tensor& pages, const Tensor& block_table, const Tensor& starts, const Tensor& cu_seq_lens,
                   const Tensor& rows, Stream stream, const Tensor& scale) {
   const Tensor pages_of_heads = with_head_axis(pages, 4);

@@ -86,6 +86,28 @@ void check_same(const char* name, const Value& of_plan, const Value& of_layer) {
          fmt::format("a plan of this layer: {} = {}", name, of_layer), ErrorCode::mismatch);
 }
 
+// Prefix sums over the tokens of `rows`, where scales are of requests. Looked through where the host can read them.
+void check_token_requests(const Tensor& query_start_loc, const Tensor& scale, const Tensor& rows) {
+  constexpr const char* kName = "query_start_loc";
+  if (scale.rank != 2) {
+    if (!query_start_loc.is_given()) return;
+    refuse(kName, query_start_loc.describe(), "none with scales that are not of requests", ErrorCode::mismatch);
+  }
+  check_rank(query_start_loc, kName, 1, "[num_requests + 1], since scales are of requests");
+  check_dtype(query_start_loc, kName, DType::i32);
+  check_device(query_start_loc, kName, rows.device);
+  check_contiguous(query_start_loc, kName);
+  check_extent(query_start_loc, kName, 0, scale.shape[0] + 1, "one more than the scale's num_requests");
+  if (rows.device.kind != DeviceKind::cpu) return;
+  const auto* starts = static_cast<const int32_t*>(query_start_loc.data);
+  if (starts[0] != 0) refuse("query_start_loc[0]", starts[0], "0");
+  for (int64_t r = 0; r < scale.shape[0]; ++r) {
+    if (starts[r + 1] >= starts[r] && starts[r + 1] <= rows.shape[0]) continue;
+    refuse(fmt::format("query_start_loc[{}]", r + 1), starts[r + 1],
+           fmt::format("{} to {}: prefix sums of the tokens of rows", starts[r], rows.shape[0]));
+  }
+}
+
 }  // namespace
 
 void check_cache(const LayerSpec& layer, Device device, const KvCache& cache, int32_t max_page) {
@@ -266,6 +288,36 @@ void check_gather(Device device, const Tensor& pages, int32_t max_page, const Te
     refuse("block_table", fmt::format("page {}", max_page),
            fmt::format("page numbers below {}, the cache's num_pages", pages.shape[0]), ErrorCode::mismatch);
   }
+}
+
+void check_quantise(const Tensor& rows, const Tensor& out, const Tensor& scale, ScaleSource source,
+                    const Tensor& query_start_loc) {
+  const Device device = rows.device;
+  check_tokens(rows, "rows", device);
+  check_float16_or_32(rows, "rows");
+  check_tokens(out, "out", device);
+  check_writable_layout(out, "out");
+  if (!is_float8(out.dtype)) refuse("out", out.describe(), "f8e4m3 or f8e5m2");
+  for (const auto& [axis, meaning] :
+       {std::pair{0, "num_tokens of rows"}, {1, "num_heads of rows"}, {2, "head_dim of rows"}}) {
+    check_extent(out, "out", axis, rows.shape[axis], meaning);
+  }
+  check_given(scale, "scale", "[1], [num_scales] or [num_requests, num_scales], f32");
+  const bool of_requests = scale.rank == 2;
+  check_rank(scale, "scale", of_requests ? 2 : 1, "[1], [num_scales] or [num_requests, num_scales], f32");
+  check_dtype(scale, "scale", DType::f32);
+  check_device(scale, "scale", device);
+  check_aligned(scale, "scale", sizeof(float));
+  if (const int64_t num_scales = scale.shape[scale.rank - 1]; num_scales < 1 || rows.shape[1] % num_scales != 0) {
+    refuse("scale", scale.describe(),
+           fmt::format("scales of which {}, num_heads of rows, is a multiple", rows.shape[1]));
+  }
+  if (source == ScaleSource::chosen) {
+    check_writable_layout(scale, "scale");
+  } else if (device.kind == DeviceKind::cpu) {
+    check_scale_values(scale, "scale");
+  }
+  check_token_requests(query_start_loc, scale, rows);
 }
 
 void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::PlanData& plan) {

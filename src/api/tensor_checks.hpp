@@ -39,4 +39,8 @@ void check_single_scale(const Tensor& scale, const char* name, Device device);
 void check_gather(Device device, const Tensor& pages, int32_t max_page, const Tensor& rows, int64_t num_rows,
                   const Tensor& scale);
 
+// Rows to be rounded to 8-bit floats, their scales, and query_start_loc where these are of requests.
+void check_quantise(const Tensor& rows, const Tensor& out, const Tensor& scale, ScaleSource source,
+                    const Tensor& query_start_loc);
+
 }  // namespace qkv::api

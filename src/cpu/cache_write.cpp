@@ -1,11 +1,12 @@
 #include "cpu/cache_write.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
+#include "core/eight_bit.hpp"
 #include "core/float16.hpp"
 #include "core/scale_layout.hpp"
+#include "cpu/quantise.hpp"
 #include "cpu/threads.hpp"
 
 namespace qkv::cpu {
@@ -19,24 +20,6 @@ void convert_row(const std::byte* source, DType source_dtype, std::byte* target,
   for (int64_t c = 0; c < count; ++c) {
     const float value = load_f32(source + c * size_bytes(source_dtype), source_dtype);
     store_f32(target + c * size_bytes(target_dtype), target_dtype, value);
-  }
-}
-
-// The scale that puts the largest finite magnitude of a row at the largest number of the format.
-float choose_scale(const std::byte* source, DType source_dtype, int64_t count, DType target_dtype) {
-  float largest = 0;
-  for (int64_t c = 0; c < count; ++c) {
-    const float magnitude = std::fabs(load_f32(source + c * size_bytes(source_dtype), source_dtype));
-    if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
-  }
-  return index::row_scale(largest, largest_8bit(target_dtype));
-}
-
-void quantise_row(const std::byte* source, DType source_dtype, float scale, std::byte* target, DType target_dtype,
-                  int64_t count) {
-  for (int64_t c = 0; c < count; ++c) {
-    const float value = load_f32(source + c * size_bytes(source_dtype), source_dtype);
-    store_f32(target + c, target_dtype, value / scale);
   }
 }
 
@@ -61,7 +44,9 @@ struct Side {
         continue;
       }
       float& scale = *scales.at(request, page, offset, head);
-      if (granularity == CacheScales::per_token_head) scale = choose_scale(row, source.dtype, dim, pages.dtype);
+      if (granularity == CacheScales::per_token_head) {
+        scale = index::row_scale(largest_magnitude(row, source.dtype, dim), largest_8bit(pages.dtype));
+      }
       quantise_row(row, source.dtype, scale, target, pages.dtype, dim);
     }
   }

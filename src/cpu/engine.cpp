@@ -10,6 +10,7 @@
 #include "cpu/kernels.hpp"
 #include "cpu/merge.hpp"
 #include "cpu/projection.hpp"
+#include "cpu/quantise.hpp"
 #include "cpu/threads.hpp"
 #include "qkv/device.hpp"
 
@@ -253,6 +254,10 @@ class CpuEngine final : public plan::Engine {
   void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale,
                     Stream) const override {
     cpu::merge_states(states, out, lse, out_scale);
+  }
+  void quantise(const Tensor& rows, const Tensor& out, const Tensor& scale, ScaleSource source,
+                const Tensor& query_start_loc, Stream) const override {
+    cpu::quantise(rows, out, scale, source, query_start_loc);
   }
   void place(plan::GatherPlan&, Stream) const override {}  // read where it is
   std::unique_ptr<plan::Projector> make_projector(const plan::ProjectionMatrix& matrix) const override {

@@ -8,6 +8,7 @@
 
 #include "core/checks.hpp"
 #include "core/environment.hpp"
+#include "core/float8.hpp"
 #include "core/output_scale.hpp"
 #include "core/scale_layout.hpp"
 #include "cuda/device_planner.hpp"
@@ -22,6 +23,7 @@
 #include "cuda/memory.hpp"
 #include "cuda/placed_plan.hpp"
 #include "cuda/projection.hpp"
+#include "cuda/quantise.hpp"
 #include "cuda/select.hpp"
 #include "jit/driver.hpp"
 #include "jit/module.hpp"
@@ -121,6 +123,8 @@ class CudaLayer final : public plan::LayerEngine {
     placement_.max_rows_of_merges = std::max(kernels_.cut.few_rows, kernels_.cut.rows_per_item);
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
     if (layer.cache) cache_write_ = &jit::kernels().get(cache_write_source(layer.cache->scales, facts.arch));
+    // Who makes the layer's queries calls it in steps that may be captured.
+    if (is_float8(layer.query_dtype)) jit::kernels().get(plain_source("quantise", facts.arch));
     if (layer.cache && is_checked_mode()) index_check_.emplace(device_index, facts.arch);
     Upload upload;
     const size_t slopes_at = upload.add(layer.alibi_slopes);
@@ -397,6 +401,13 @@ class CudaEngine final : public plan::Engine {
     }
     launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, {&params}, handle_of(stream));
     if (many.address() != 0) jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
+  }
+
+  void quantise(const Tensor& rows, const Tensor& out, const Tensor& scale, ScaleSource source,
+                const Tensor& query_start_loc, Stream stream) const override {
+    const CurrentDevice current(device_index_);
+    const jit::Kernel& kernel = jit::kernels().get(plain_source("quantise", device_facts(device_index_).arch));
+    cuda::quantise(kernel, rows, out, scale, source, query_start_loc, handle_of(stream));
   }
 
   void place(plan::GatherPlan& plan, Stream stream) const override {

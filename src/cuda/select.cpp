@@ -4,6 +4,7 @@
 
 #include "core/checks.hpp"
 #include "core/environment.hpp"
+#include "core/float8.hpp"
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/shown_keys.hpp"
 #include "core/trace.hpp"
@@ -155,6 +156,7 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
   }
   sources.push_back(plain_source("merge_plan_states", facts.arch));
   if (layer.cache) sources.push_back(cache_write_source(layer.cache->scales, facts.arch));
+  if (is_float8(layer.query_dtype)) sources.push_back(plain_source("quantise", facts.arch));
   if (layer.cache && is_checked_mode()) sources.push_back(plain_source("check_indices", facts.arch));
   return sources;
 }

@@ -87,6 +87,8 @@ class Engine {
   // A state without `out` has values of 0: it takes its part of the weight.
   virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,
                             const Tensor& out_scale, Stream stream) const = 0;
+  virtual void quantise(const Tensor& rows, const Tensor& out, const Tensor& scale, ScaleSource source,
+                        const Tensor& query_start_loc, Stream stream) const = 0;
   // Brings a gather's arrays to where the engine reads them; then pages [num_pages, page_size, num_heads, head_dim] to
   // rows [plan's rows, num_heads, head_dim] of the same dtype; or from 8-bit elements to f32, f16 or bf16, times
   // *scale. Pages with a head stride of 0 spread a row over all heads.

@@ -238,6 +238,20 @@ TEST(c_api, states_merge_and_base_2_becomes_natural) {
   EXPECT_FLOAT_EQ(lse[1], 1.38629436F);
 }
 
+TEST(c_api, rows_are_rounded_with_scales_that_are_chosen) {
+  const std::vector<float> rows = {-896, 448, 2, 0, 3.5F, 1.75F, 0, 0};
+  std::vector<uint8_t> bytes(8, 0xAA);
+  std::vector<float> scales(2);
+  const qkv_tensor rows_view = to_c(view(rows, {1, 2, 4})), scale_view = to_c(view(scales, {2}));
+  const qkv_tensor out_view = to_c(Tensor::contiguous(bytes.data(), DType::f8e4m3, {1, 2, 4}));
+  expect_ok(qkv_quantise(&rows_view, &out_view, &scale_view, QKV_SCALES_CHOSEN, nullptr, nullptr));
+  EXPECT_EQ(scales, (std::vector<float>{2, 0.0078125F}));
+  EXPECT_EQ(bytes, (std::vector<uint8_t>{0xFE, 0x76, 0x38, 0, 0x7E, 0x76, 0, 0}));  // -448, 224, 1; 448, 224
+  expect_ok(qkv_quantise(&rows_view, &out_view, &scale_view, QKV_SCALES_GIVEN, nullptr, nullptr));
+  EXPECT_EQ(bytes[4], 0x7E);
+  EXPECT_EQ(qkv_quantise(&rows_view, &out_view, &scale_view, 2, nullptr, nullptr), QKV_INVALID_ARGUMENT);
+}
+
 TEST(c_api, cache_write_writes_the_slots) {
   std::vector<float> key_pages(2 * 4 * 1 * 8), value_pages(2 * 4 * 1 * 8);
   const std::vector<float> key(2 * 8, 5.0F), value(2 * 8, 6.0F);

@@ -278,7 +278,7 @@ INSTANTIATE_TEST_SUITE_P(matrix, kernels_compile, ::testing::Range<size_t>(0, ma
 TEST_F(small_kernels_compile, without_constants) {
   for (const Architecture& architecture : kArchitectures) {
     for (const char* kernel : {"merge_plan_states", "merge_states", "cache_write", "cache_quantise", "gather",
-                               "gather_widened", "check_indices"}) {
+                               "gather_widened", "quantise", "check_indices"}) {
       const jit::Compiled compiled = jit::compile(plain_source(kernel, architecture.name));
       EXPECT_FALSE(compiled.cubin.empty());
       // Turns at items cost five words, stored once an item and read once a row: none in the loops over states.

@@ -259,3 +259,22 @@ def test_the_flash_attention_wrapper_takes_descales_of_8_bit_queries():
             query_scale=np.ones(1, np.float32) if scale is None else scale,
         )  # fmt: skip
         np.testing.assert_array_equal(out.view(np.uint16), expected.view(np.uint16))
+
+
+def test_rows_are_rounded_with_given_and_with_chosen_scales():
+    paged = make_paged()
+    rows = np.zeros(paged.query.shape, E4M3)
+    scale = np.zeros((len(LENGTHS), KV_HEADS), np.float32)
+    starts = np.asarray(STARTS, np.int32)
+    qkv.quantise(paged.query, rows, scale, "chosen", query_start_loc=starts)
+    groups = np.abs(paged.query).reshape(len(paged.query), KV_HEADS, -1)
+    for r in range(len(LENGTHS)):
+        largest = groups[starts[r] : starts[r + 1]].max(axis=(0, 2), initial=0)
+        np.testing.assert_array_equal(scale[r], np.where(largest > 0, largest / np.float32(448), np.float32(1)))
+    given = np.array([0.02, 0.03], np.float32)
+    qkv.quantise(paged.query, rows, given, "given")
+    np.testing.assert_array_equal(
+        rows, (np.clip(paged.query / np.repeat(given, HEADS // KV_HEADS)[:, None], -448, 448)).astype(E4M3)
+    )
+    with pytest.raises(qkv.Error, match="source"):
+        qkv.quantise(paged.query, rows, given, "found")
