@@ -117,12 +117,15 @@ TEST(quantise, what_does_not_fit_is_refused_by_name) {
   expect_refused([&] { call(rows, out, of_heads.slice(0, 0, 2)); }, kInvalid, "scale");
   expect_refused([&] { call(rows, out, of_requests); }, kInvalid, "query_start_loc");
   expect_refused([&] { call(rows, out, of_heads, testing::view(starts)); }, kMismatch, "query_start_loc");
-  for (const std::vector<int32_t>& bad : {std::vector<int32_t>{1, 3, 4}, {0, 3, 2}, {0, 3, 5}}) {
-    expect_refused([&] { call(rows, out, of_requests, testing::view(bad)); }, kInvalid, "query_start_loc");
-  }
+  const auto refused_starts = [&](const std::vector<int32_t>& bad, const char* name) {
+    expect_refused([&] { call(rows, out, of_requests, testing::view(bad)); }, kInvalid, name);
+  };
+  refused_starts({1, 3, 4}, "query_start_loc[0]");
+  refused_starts({0, 3, 2}, "query_start_loc[2]");
+  refused_starts({0, 3, 5}, "query_start_loc[2]");
   for (const float bad : {0.0F, -1.0F, NAN, INFINITY}) {
     const std::vector<float> one = {bad};
-    expect_refused([&] { call(rows, out, testing::view(one, {1})); }, kInvalid, "scale");
+    expect_refused([&] { call(rows, out, testing::view(one, {1})); }, kInvalid, "scale[0]");
   }
   Tensor shared = of_heads;
   shared.stride[0] = 0;

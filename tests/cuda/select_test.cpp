@@ -4,6 +4,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 
@@ -314,6 +315,19 @@ TEST(select, cache_and_merge_kernels_belong_to_the_layer) {
   setenv("QKV_CHECK", "1", 1);
   EXPECT_THAT(names(), HasSubstr("check_indices"));
   unsetenv("QKV_CHECK");
+}
+
+TEST(select, who_rounds_a_layers_queries_belongs_to_the_layer) {
+  LayerSpec layer = gpu_layer(8, 2, 128);
+  layer.cache = CacheSpec{16, CacheScales::per_head};
+  layer.kv_dtype = DType::f8e4m3;
+  const auto rounds_queries = [&] {
+    const std::vector<jit::Source> sources = reachable_sources(layer, facts_of("sm_90a"), {});
+    return std::ranges::any_of(sources, [](const jit::Source& s) { return s.name == "quantise sm_90a"; });
+  };
+  EXPECT_FALSE(rounds_queries());
+  layer.query_dtype = DType::f8e4m3;
+  EXPECT_TRUE(rounds_queries());
 }
 
 TEST(select, layers_of_8_bit_caches_run_hoppers_kernels_and_the_cache_write_that_quantises) {
