@@ -93,14 +93,14 @@ TEST_F(Warmup, calls_that_belong_to_no_layer_are_compiled_where_the_run_makes_th
   EXPECT_THAT(names_of({}, options), ElementsAre("merge_states", "gather", "gather_widened", "cache_write"));
 }
 
-TEST_F(Warmup, planners_on_the_device_have_two_kernels_more) {
+TEST_F(Warmup, planners_on_the_device_have_a_kernel_more) {
   WarmupOptions options = for_sm80();
   const std::vector<std::string> alone = names_of({gpu_layer(32)}, options);
   options.planners = PlannerUse::device;
   const std::vector<std::string> with_planners = names_of({gpu_layer(32)}, options);
   EXPECT_THAT(alone, ::testing::Not(::testing::Contains("plan_batch")));
   EXPECT_THAT(with_planners, ::testing::Contains("plan_batch"));
-  EXPECT_EQ(with_planners.size(), alone.size() + 2);
+  EXPECT_EQ(with_planners.size(), alone.size() + 1);
 }
 
 // Both masks differ, and the states over the context are f32.

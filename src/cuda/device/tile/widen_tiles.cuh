@@ -176,9 +176,8 @@ class TileWidener {
   }
 
   __device__ __forceinline__ static uint4 widen_eight(unsigned low, unsigned high) {
-    constexpr bool kE4M3 = key::kv_dtype == kF8E4M3;
     const auto widen = [](unsigned pair) {
-      return ptx::widen_float8x2<key::is_bf16, kE4M3>(static_cast<unsigned short>(pair));
+      return widen_8bit<key::is_bf16, key::kv_dtype>(static_cast<unsigned short>(pair));
     };
     return make_uint4(widen(low), widen(low >> 16), widen(high), widen(high >> 16));
   }
