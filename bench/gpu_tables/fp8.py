@@ -1,5 +1,5 @@
-"""8-bit floats (e4m3): decode of bf16 queries on 8-bit caches beside the same batch in bf16, prefill of 8-bit queries
-on 8-bit caches beside cuDNN's FP8, and cache writes that quantise.
+"""8-bit caches: decode of bf16 queries beside the same batch on a bf16 cache, prefill of e4m3 queries beside cuDNN's
+FP8 and of bf16 queries on e4m3 caches beside bf16 ones, and cache writes that quantise.
 
 Decode is timed as in the table `decode`, its limit reads the same pages only; prefill as in `prefill`, keys in pages of
 64. cuDNN (nvidia-cudnn-frontend) reads dense keys and leaves 8-bit outputs, qkv bf16 ones."""
@@ -23,11 +23,13 @@ BATCHES = {
     "128x8k": [8192] * 128,
 }
 PREFILL_HEADS = [Heads(16, 16, 128), Heads(8, 8, 256), Heads(32, 32, 64)]
+WIDENED_HEADS = [Heads(16, 16, 128), Heads(32, 32, 64)]
 LENGTHS = [4096, 16384]
 WRITE_HEADS, WRITE_TOKENS = Heads(32, 8, 128), [8192, 65536]
 PREFILL_PAGE = 64
 POOL_BYTES = 5 << 30
 DTYPE = torch.float8_e4m3fn
+TORCH_DTYPES = {"f8e4m3": DTYPE, "i8": torch.int8}
 TOLERANCE = 0.06  # relative, in the 2-norm, of results that a peer rounded to 3 bits
 
 
@@ -35,27 +37,34 @@ def cases(_):
     for heads in DECODE_HEADS:
         for page in (16, 64):
             for scales in ("per_head", "per_token_head"):
-                yield from (("decode", heads, page, scales, name, BATCHES[name]) for name in BATCHES)
+                yield from (("decode", heads, page, "f8e4m3", scales, name, BATCHES[name]) for name in BATCHES)
+    yield from (("decode", DECODE_HEADS[0], 16, "i8", "per_token_head", name, BATCHES[name]) for name in BATCHES)
     for heads in PREFILL_HEADS:
         for length in LENGTHS:
-            yield from (("prefill", heads, length, mask) for mask in ("true", "causal"))
+            yield from (("prefill", heads, "f8e4m3", length, mask) for mask in ("true", "causal"))
+    for heads in WIDENED_HEADS:
+        for length in LENGTHS:
+            yield from (("prefill", heads, "bf16", length, mask) for mask in ("true", "causal"))
     for tokens in WRITE_TOKENS:
         yield from (("cache write", WRITE_HEADS, tokens, scales) for scales in ("per_head", "per_token_head"))
 
 
 def rehearsal_cases(_):
-    yield "decode", Heads(4, 2, 64), 16, "per_token_head", "2x64", [64, 64]
-    yield "prefill", Heads(4, 4, 64), 64, "causal"
+    yield "decode", Heads(4, 2, 64), 16, "f8e4m3", "per_token_head", "2x64", [64, 64]
+    yield "decode", Heads(4, 2, 64), 16, "i8", "per_token_head", "2x64", [64, 64]
+    yield "prefill", Heads(4, 4, 64), "f8e4m3", 64, "causal"
+    yield "prefill", Heads(4, 4, 64), "bf16", 64, "causal"
     yield "cache write", Heads(4, 2, 64), 64, "per_head"
 
 
 def kinds(case):
     if case[0] == "decode":
-        _, heads, page, scales, _, _ = case
-        return [Layer(heads, "causal", page, kv_dtype="f8e4m3", scales=scales), Layer(heads, "causal", page)]
+        _, heads, page, dtype, scales, _, _ = case
+        return [Layer(heads, "causal", page, kv_dtype=dtype, scales=scales), Layer(heads, "causal", page)]
     if case[0] == "prefill":
-        _, heads, _, mask = case
-        return [Layer(heads, mask, PREFILL_PAGE, query_dtype="f8e4m3", kv_dtype="f8e4m3", scales="per_tensor")]
+        _, heads, dtype, _, mask = case
+        own = Layer(heads, mask, PREFILL_PAGE, query_dtype=dtype, kv_dtype="f8e4m3", scales="per_tensor")
+        return [own] if dtype == "f8e4m3" else [own, Layer(heads, mask, PREFILL_PAGE)]
     _, heads, _, scales = case
     return [Layer(heads, "causal", ops.PAGE, kv_dtype="f8e4m3", scales=scales)]
 
@@ -82,7 +91,7 @@ def scales_of(scales, pages, page, heads, device):
 
 
 def run_decode(bench, case):
-    _, heads, page, scales, name, keys = case
+    _, heads, page, dtype, scales, name, keys = case
     lengths = [(1, length) for length in keys]
     total = num_pages(lengths, page)
     order = np.random.default_rng(2).permutation(total).astype(np.int32)
@@ -105,7 +114,7 @@ def run_decode(bench, case):
     scale = scales_of(scales, total, page, heads, bench.device)
 
     def eight_bit(cache):
-        key, value = (part.view(DTYPE) for part in views_of(cache, heads))
+        key, value = (part.view(TORCH_DTYPES[dtype]) for part in views_of(cache, heads))
         return qkv.KvCache(key, value, key_scale=scale, value_scale=scale)
 
     own, wide = kinds(case)
@@ -116,7 +125,7 @@ def run_decode(bench, case):
         times["loads"] = bench.timer.graph([bench.page_reader.call(cache, pages) for cache in caches], launches)
     micros = {name: time.seconds * 1e6 for name, time in times.items()}
     bench.report.add(
-        f"fp8 decode {name} {heads} page{page} {scales}",
+        f"{dtype} decode {name} {heads} page{page} {scales}",
         "GB/s",
         gigabytes / times["qkv"].seconds,
         limit=gigabytes / times["loads"].seconds if "loads" in times else None,
@@ -128,32 +137,30 @@ def run_decode(bench, case):
 
 
 def run_prefill(bench, case):
-    _, heads, length, mask = case
+    _, heads, dtype, length, mask = case
     requests = (16384 if bench.on_gpu else 128) // length
     lengths = [(length, length)] * requests
     shape = (requests, length)
     query, key, value = (
-        (bench.random(*shape, h, d) / 2).to(DTYPE)
+        (bench.random(*shape, h, d) / 2)
         for h, d in ((heads.query, heads.dim), (heads.kv, heads.dim), (heads.kv, heads.value_dim))
     )
     scale = torch.tensor([0.7], device=bench.device)
     flops = 2.0 * length * length * heads.query * (heads.dim + heads.value_dim) * requests
     flops *= 0.5 if mask == "causal" else 1
-    attention = bench.layers[kinds(case)[0]]
     order = np.random.default_rng(1).permutation(num_pages(lengths, PREFILL_PAGE)).astype(np.int32)
-    plan = make_plan(attention, lengths, pages=order)
-    cache = qkv.KvCache(paged(key, order), paged(value, order), key_scale=scale, value_scale=scale)
-    rows = query.flatten(0, 1)
-    out = torch.empty(*rows.shape[:2], heads.value_dim, dtype=torch.bfloat16, device=bench.device)
-
-    def call():
-        attention.forward(rows, cache, plan, out, query_scale=scale)
-        return out
-
-    calls, want = {"qkv": call}, call().clone()
-    if bench.cudnn is not None:
+    own, *wide = kinds(case)
+    eight = [tensor.to(DTYPE) for tensor in (query, key, value)]
+    rows = (eight[0] if dtype == "f8e4m3" else query).flatten(0, 1)
+    scales = {"key_scale": scale, "value_scale": scale}
+    of_query = {"query_scale": scale} if dtype == "f8e4m3" else {}
+    calls = {"qkv": prefill_call(bench, own, lengths, order, rows, eight[1:], scales, of_query)}
+    if wide:
+        calls["bf16 cache"] = prefill_call(bench, wide[0], lengths, order, rows, (key, value), {}, {})
+    elif bench.cudnn is not None:
+        want = calls["qkv"]().clone()
         try:
-            peer = bench.cudnn.prefill(query, key, value, scale, mask == "causal")
+            peer = bench.cudnn.prefill(*eight, scale, mask == "causal")
             bench.expect_close(
                 "cuDNN's FP8", peer().float().reshape(want.shape) * bench.cudnn.out_scale, want, TOLERANCE
             )
@@ -162,19 +169,32 @@ def run_prefill(bench, case):
             bench.report.leave_out(f"cuDNN's FP8 at d{heads.dim}", error)
     steady = bench.timer.steady(calls)
     rates = {name: flops / time.seconds * 1e-12 for name, time in steady.items()}
-    own = rates.pop("qkv")
+    rate = rates.pop("qkv")
     clock = steady["qkv"].clock_mhz
     bench.report.add(
-        f"fp8 prefill {heads} s{length} {'causal' if mask == 'causal' else 'full'} page{PREFILL_PAGE}",
+        f"{dtype} queries, prefill {heads} s{length} {'causal' if mask == 'causal' else 'full'} page{PREFILL_PAGE}",
         "TFLOP/s",
-        own,
+        rate,
         rates,
         note=f"{clock:.0f} MHz" if clock else "",
     )
 
 
+def prefill_call(bench, kind, lengths, order, rows, keys_and_values, scales, scale_of_query):
+    attention = bench.layers[kind]
+    plan = make_plan(attention, lengths, pages=order)
+    cache = qkv.KvCache(*(paged(tensor, order) for tensor in keys_and_values), **scales)
+    out = torch.empty(*rows.shape[:2], kind.heads.value_dim, dtype=torch.bfloat16, device=bench.device)
+
+    def call():
+        attention.forward(rows, cache, plan, out, **scale_of_query)
+        return out
+
+    return call
+
+
 def paged(tensor, order):
-    return in_pages(tensor.view(torch.uint8), order, PREFILL_PAGE).view(DTYPE)
+    return in_pages(tensor.view(torch.uint8), order, PREFILL_PAGE).view(tensor.dtype)
 
 
 def run_cache_write(bench, case):
