@@ -25,8 +25,9 @@ void DevicePlanner::run(const plan::DeviceBatch& batch, const plan::PlanCapacity
   PlanBatchParams params = plan.read_from(batch, capacity);
   params.rules = rules_;
   const bool in_shared_memory = params.arrays.blocks == nullptr;
-  // Few pairs of block and KV head for each CTA: what they write takes longer than to find where.
-  constexpr int64_t kPairsOfCta = 64;
+  // Few pairs of block and KV head for each CTA: what they write takes longer than to find where. With so many, each
+  // split of a cluster has a thread to write it.
+  constexpr int64_t kPairsOfCta = kPlannerThreads / index::few_rows::kMaxClusterSplits;
   const int64_t wanted = (capacity.blocks * rules_.num_kv_heads + kPairsOfCta - 1) / kPairsOfCta;
   const int64_t most = in_shared_memory ? num_multiprocessors_ : kPlannersWithRoomOfTheirOwn;
   const auto grid = static_cast<uint32_t>(std::clamp<int64_t>(wanted, 1, most));

@@ -70,6 +70,16 @@ struct Barrier {
 };
 Barrier cta_barrier;
 inline void __syncthreads() { cta_barrier.arrive_and_wait(); }
+int cta_votes = 0;
+inline int __syncthreads_or(int vote) {
+  cta_votes += vote != 0;
+  __syncthreads();
+  const int votes = cta_votes;
+  __syncthreads();
+  cta_votes = 0;
+  __syncthreads();
+  return votes;
+}
 inline int __clzll(long long value) { return __builtin_clzll(value); }
 inline int __clz(int value) { return __builtin_clz(value); }
 inline int __ffs(unsigned value) { return __builtin_ffs(value); }
@@ -462,6 +472,7 @@ TEST(device_planner, refuses_what_does_not_fit_and_runs_nothing) {
   expect_refused([](PlanBatchParams& p) { p.arrays.max_segments = 3; });
   expect_refused([](PlanBatchParams& p) { p.arrays.max_state_rows = 8; });
   expect_refused([](PlanBatchParams& p) { p.arrays.max_items[0] = 8; });
+  expect_refused([](PlanBatchParams& p) { p.arrays.max_items[0] = 0; });
 }
 
 }  // namespace

@@ -175,6 +175,20 @@ TEST(split, rules_see_only_the_requests_own_numbers) {
   EXPECT_EQ(first_item_tokens(0, 0), 0);
 }
 
+TEST(split, the_next_end_is_that_of_the_split_whichever_end_was_known) {
+  for (const int keys : {1, 7, 128, INT32_MAX}) {
+    for (const int kv_end : {1, 7, 300, INT32_MAX}) {
+      int before = 0;
+      for (int position = 0; position < kv_end && position < 1000; position += position % 3 + 1) {
+        const int expected = index::split_end(position, keys, kv_end);
+        EXPECT_EQ(index::next_split_end(position, before, keys, kv_end), expected);
+        if (position >= before) before = expected;
+      }
+    }
+  }
+  EXPECT_EQ(index::next_split_end(1 << 30, 1 << 30, 1 << 30, INT32_MAX), INT32_MAX);
+}
+
 TEST(split, a_dump_names_every_request) {
   const std::string text = describe(plan_of(testing::case_of(4, 2, 8, {4, 1}, {40, 3000})));
   EXPECT_NE(text.find("request 0: 4 new of 40 keys"), std::string::npos) << text;

@@ -84,4 +84,11 @@ QKV_HOST_DEVICE constexpr int split_end(int position, int split_keys, int kv_end
   return end < kv_end ? static_cast<int>(end) : kv_end;
 }
 
+// The same, for who walks the splits in rising order: `end_before` is the end of an earlier one, or 0. Neighbours need
+// no division, which a thread of a GPU waits for.
+QKV_HOST_DEVICE constexpr int next_split_end(int position, int end_before, int split_keys, int kv_end) {
+  if (position != end_before) return split_end(position, split_keys, kv_end);
+  return kv_end - position > split_keys ? position + split_keys : kv_end;
+}
+
 }  // namespace qkv::index

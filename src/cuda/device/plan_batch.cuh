@@ -25,6 +25,12 @@ __device__ __forceinline__ int lane() { return threadIdx.x % kWarp; }
 __device__ __forceinline__ int warp() { return threadIdx.x / kWarp; }
 __device__ __forceinline__ int num_warps() { return blockDim.x / kWarp; }
 
+__device__ __forceinline__ RequestSums operator-(const RequestSums& a, const RequestSums& b) {
+  return {a.keys - b.keys, a.blocks - b.blocks};
+}
+__device__ __forceinline__ BlockSums operator-(const BlockSums& a, const BlockSums& b) {
+  return {a.state_rows - b.state_rows, a.segments - b.segments, a.tickets - b.tickets, a.merges - b.merges};
+}
 __device__ __forceinline__ RequestSums operator+(const RequestSums& a, const RequestSums& b) {
   return {a.keys + b.keys, a.blocks + b.blocks};
 }
@@ -48,9 +54,6 @@ template <class T>
 __device__ __forceinline__ T last_of_warp(const T& value) {
   return __shfl_sync(kAllLanes, value, kLastLane);
 }
-__device__ __forceinline__ RequestSums last_of_warp(const RequestSums& sums) {
-  return {last_of_warp(sums.keys), last_of_warp(sums.blocks)};
-}
 __device__ __forceinline__ BlockSums last_of_warp(const BlockSums& sums) {
   return {last_of_warp(sums.state_rows), last_of_warp(sums.segments), last_of_warp(sums.tickets),
           last_of_warp(sums.merges)};
@@ -64,17 +67,6 @@ __device__ __forceinline__ T scan_warp(T sum) {
     if (lane() >= distance) sum = before + sum;
   }
   return sum;
-}
-
-// What the lanes before this one add up to, on top of `before`, which becomes what all of them add up to.
-template <class T>
-__device__ __forceinline__ T place_in_warp(const T& own, T& before) {
-  const T up_to = scan_warp(own);
-  T place = shuffle_up(up_to, 1);
-  if (lane() == 0) place = T{};
-  place = before + place;
-  before = before + last_of_warp(up_to);
-  return place;
 }
 
 // Of n things, those of a warp: whole turns of its lanes, but for the last.
@@ -95,13 +87,14 @@ struct Request {
 };
 
 // One without tokens where the limits don't allow it, or there is none.
-__device__ inline Request read_request(const PlanBatchParams& params, PlannerMemory& memory, int request, int end) {
+__device__ inline Request read_request(const PlanBatchParams& params, int request, bool& fits) {
   SeqInfo seq(0, 0, 0, 0);
-  if (request < end) seq = seq_of(params, request);
-  const bool fits = seq.token_begin >= 0 && seq.q_len >= 0 && seq.q_len <= params.max_query_len && seq.kv_len >= 0 &&
-                    seq.kv_len <= params.max_seq_len && (key::key_run == index::kAllKeys || seq.q_len <= seq.kv_len);
-  if (!fits) {
-    memory.refused = 1;
+  if (request < params.num_requests) seq = seq_of(params, request);
+  const bool is_within = seq.token_begin >= 0 && seq.q_len >= 0 && seq.q_len <= params.max_query_len &&
+                         seq.kv_len >= 0 && seq.kv_len <= params.max_seq_len &&
+                         (key::key_run == index::kAllKeys || seq.q_len <= seq.kv_len);
+  if (!is_within) {
+    fits = false;
     seq = SeqInfo(0, 0, 0, 0);
   }
   const int num_keys = num_shown_keys(params, seq);
@@ -117,7 +110,8 @@ __device__ inline void write_blocks(const PlanBatchParams& params, const Request
     params.arrays.page_start[number] = page_start;
   }
   const int list = list_of(params, request.cut, request.seq.q_len * key::group_size);
-  int end = index::first_item_tokens(request.seq.q_len, request.cut.tokens);
+  int end =
+      request.num_blocks > 1 ? index::first_item_tokens(request.seq.q_len, request.cut.tokens) : request.seq.q_len;
   const int last = min(place.blocks + request.num_blocks, params.arrays.max_blocks);
   for (int i = place.blocks, begin = 0; i < last; ++i, begin = end, end += request.cut.tokens) {
     PlanBlock block{};
@@ -130,31 +124,47 @@ __device__ inline void write_blocks(const PlanBatchParams& params, const Request
   }
 }
 
-// Cuts the requests into blocks of rows; returns their number.
-__device__ inline int cut_requests(const PlanBatchParams& params, PlannerMemory& memory, PlanBlock* blocks) {
-  const Share share = share_of(params.num_requests);
-  RequestSums own{};
-  for (int request = share.begin + lane(); request < share.end; request += kWarp) {
-    const Request cut = read_request(params, memory, request, share.end);
-    own = own + RequestSums{cut.num_keys, cut.num_blocks};
+// Cuts the requests into blocks of rows; returns their number. The CTA takes turns of a request a thread.
+__device__ inline int cut_requests(const PlanBatchParams& params, PlannerMemory& memory, PlanBlock* blocks,
+                                   bool& fits) {
+  RequestSums before{};
+  int turn = 0;
+#pragma unroll 1
+  for (int first = 0; first < params.num_requests; first += blockDim.x, turn ^= 1) {
+    const int number = first + threadIdx.x;
+    const Request request = read_request(params, number, fits);
+    const RequestSums own{request.num_keys, request.num_blocks};
+    const RequestSums up_to = scan_warp(own);
+    if (lane() == kLastLane) memory.request_sums[turn][warp()] = up_to;
+    __syncthreads();
+    RequestSums place = before + up_to - own;
+#pragma unroll
+    for (int w = 0; w < kPlannerWarps; ++w) {
+      if (w >= num_warps()) continue;
+      const RequestSums of_warp = memory.request_sums[turn][w];
+      if (w < warp()) place = place + of_warp;
+      before = before + of_warp;
+    }
+    if (number < params.num_requests) write_blocks(params, request, number, place, blocks);
   }
-  const RequestSums of_share = scan_warp(own);
-  if (lane() == kLastLane) memory.request_sums[warp()] = of_share;
+  const bool has_room = before.blocks <= params.arrays.max_blocks;
+  if (!has_room) fits = false;
   __syncthreads();
-  RequestSums before{}, total{};
-  for (int w = 0; w < num_warps(); ++w) {
-    if (w == warp()) before = total;
-    total = total + memory.request_sums[w];
+  return has_room ? before.blocks : 0;
+}
+
+// Lists without room have no items in any batch that fits; their bins are left alone.
+__device__ __forceinline__ bool has_room(const PlanBatchParams& params, int list) {
+  return params.arrays.max_items[list] > 0;
+}
+
+// The warp's own bins.
+__device__ inline void empty_bins(const PlanBatchParams& params, PlannerMemory& memory) {
+#pragma unroll 1
+  for (int list = 0; list < kNumLists; ++list) {
+    if (!has_room(params, list)) continue;
+    for (int bin = lane(); bin < kBins; bin += kWarp) memory.places[warp()][list * kBins + bin] = 0;
   }
-  for (int first = share.begin; first < share.end; first += kWarp) {
-    const int number = first + lane();
-    const Request request = read_request(params, memory, number, share.end);
-    const RequestSums place = place_in_warp(RequestSums{request.num_keys, request.num_blocks}, before);
-    if (number < share.end) write_blocks(params, request, number, place, blocks);
-  }
-  if (total.blocks > params.arrays.max_blocks) memory.refused = 1;
-  __syncthreads();
-  return memory.refused ? 0 : total.blocks;
 }
 
 // Longer ones have lower classes.
@@ -183,21 +193,20 @@ __device__ inline int add_places(int* bins, int bin, int places) {
   return before;
 }
 
-// Finds the block's splits, list and bin; returns what it needs.
+// Finds the block's splits and bin; returns what it needs.
 __device__ inline BlockSums cut_block(const PlanBatchParams& params, PlanBlock& block) {
   const int num_kv_heads = params.rules.num_kv_heads;
   const int rows = (block.query_end - block.query_begin) * key::group_size;
   BlockSums needs{};
   int keys = 0, most_keys = 0;
-  BlockWalk(params, block).run([&](const KeySegment& segment, bool is_new_split) {
-    ++needs.segments;
-    if (is_new_split) {
-      ++block.num_splits;
-      keys = 0;
-    }
-    keys += segment.end - segment.begin;
+  BlockWalk walk(params, block);
+  KeySegment segment;
+#pragma unroll 1
+  for (bool is_new_split = false; walk.next(segment, is_new_split); ++needs.segments) {
+    block.num_splits += is_new_split ? 1 : 0;
+    keys = (is_new_split ? 0 : keys) + segment.end - segment.begin;
     most_keys = max(most_keys, keys);
-  });
+  }
   if (joins(block)) {
     (block.list < kFewRowsTiles ? needs.tickets : needs.merges) = num_kv_heads;
     needs.state_rows = static_cast<long long>(rows) * block.num_splits * num_kv_heads;
@@ -208,9 +217,10 @@ __device__ inline BlockSums cut_block(const PlanBatchParams& params, PlanBlock& 
 
 // Where each block's items, segments, joins and states lie in its warp's share.
 __device__ inline void cut_blocks(const PlanBatchParams& params, PlannerMemory& memory, PlanBlock* blocks,
-                                  int num_blocks) {
+                                  int num_blocks, bool& fits) {
   const Share share = share_of(num_blocks);
   BlockSums before{};
+#pragma unroll 1
   for (int first = share.begin; first < share.end; first += kWarp) {
     const int index = first + lane();
     PlanBlock block{};
@@ -219,11 +229,17 @@ __device__ inline void cut_blocks(const PlanBatchParams& params, PlannerMemory& 
     if (index < share.end) {
       block = blocks[index];
       needs = cut_block(params, block);
-      bin = block.list * kBins + block.bin;
       places = num_places(block, block.bin % kSizeClasses) * params.rules.num_kv_heads;
+      if (has_room(params, block.list)) {
+        bin = block.list * kBins + block.bin;
+      } else {
+        fits = false;
+      }
     }
     block.place = add_places(memory.places[warp()], bin, places);
-    const BlockSums place = place_in_warp(needs, before);
+    const BlockSums up_to = scan_warp(needs);
+    const BlockSums place = before + up_to - needs;
+    before = before + last_of_warp(up_to);
     if (index < share.end) {
       block.segment_begin = place.segments;
       block.merge = !joins(block) ? -1 : block.list < kFewRowsTiles ? place.tickets : place.merges;
@@ -235,67 +251,75 @@ __device__ inline void cut_blocks(const PlanBatchParams& params, PlannerMemory& 
   __syncthreads();
 }
 
-// Shares stand one after another, in each bin and everywhere else.
-__device__ inline void place_shares(const PlanBatchParams& params, PlannerMemory& memory) {
-  for (int bin = threadIdx.x; bin < kNumLists * kBins; bin += blockDim.x) {
-    int places[kPlannerWarps];
+// Shares stand one after another, in each bin; bins of a list do, too, and those of clustered lists are whole clusters.
+// A warp takes a list, a lane some neighbouring bins.
+__device__ inline void place_list(const PlanBatchParams& params, PlannerMemory& memory, int list, bool& fits) {
+  constexpr int kBinsOfLane = kBins / kWarp;
+  const int first_bin = list * kBins + lane() * kBinsOfLane;
+  const int grain = list < kFewRowsTiles ? kClusterSize : 1;
+  const auto room_of = [&](int places) { return (places + grain - 1) & -grain; };
+  int places[kBinsOfLane] = {};
+  int room = 0;
 #pragma unroll
-    for (int w = 0; w < kPlannerWarps; ++w) places[w] = memory.places[w][bin];
-    int before = 0;
+  for (int i = 0; i < kBinsOfLane; ++i) {
 #pragma unroll
     for (int w = 0; w < kPlannerWarps; ++w) {
-      memory.places[w][bin] = before;
-      before += places[w];
+      if (w >= num_warps()) continue;
+      const int of_share = memory.places[w][first_bin + i];
+      memory.places[w][first_bin + i] = places[i];
+      places[i] += of_share;
     }
-    memory.bin_begin[bin] = before;  // its places, for place_bins
+    room += room_of(places[i]);
   }
-  if (warp() == 0) {
-    BlockSums total{};
-    const BlockSums own = lane() < num_warps() ? memory.block_sums[lane()] : BlockSums{};
-    const BlockSums place = place_in_warp(own, total);
-    if (lane() < num_warps()) memory.block_sums[lane()] = place;
-    const PlanArrays& arrays = params.arrays;
-    const bool fits = total.segments <= arrays.max_segments && total.tickets <= arrays.max_tickets &&
-                      total.merges <= arrays.max_merges && total.state_rows <= arrays.max_state_rows;
-    if (lane() == 0) {
-      memory.total = total;
-      if (!fits) memory.refused = 1;
+  const int end = scan_warp(room);
+  const bool list_fits = end <= params.arrays.max_items[list];
+  if (!list_fits) fits = false;
+  int begin = end - room;
+#pragma unroll
+  for (int i = 0; i < kBinsOfLane; ++i) {
+    memory.bin_begin[first_bin + i] = begin;
+    const int end_of_bin = begin + room_of(places[i]);
+    // What fills the last cluster up.
+#pragma unroll 1
+    for (int place = begin + places[i]; place < end_of_bin && list_fits && blockIdx.x == 0; ++place) {
+      params.arrays.few_rows_sm90[list][place].kv_head = -1;
     }
+    begin = end_of_bin;
   }
-  __syncthreads();
+  if (lane() == kLastLane) memory.num_items[list] = end;
 }
 
-// Where each bin of a list begins, and what fills its last cluster up: bins of clustered lists are whole clusters. A
-// warp takes a list, a lane some neighbouring bins.
-__device__ inline void place_bins(const PlanBatchParams& params, PlannerMemory& memory) {
-  constexpr int kBinsOfLane = kBins / kWarp;
+__device__ inline void place_sums(const PlanBatchParams& params, PlannerMemory& memory, bool& fits) {
+  const BlockSums own = lane() < num_warps() ? memory.block_sums[lane()] : BlockSums{};
+  const BlockSums up_to = scan_warp(own);
+  if (lane() < num_warps()) memory.block_sums[lane()] = up_to - own;
+  if (lane() != kLastLane) return;
+  memory.total = up_to;
+  const PlanArrays& arrays = params.arrays;
+  if (up_to.segments > arrays.max_segments || up_to.tickets > arrays.max_tickets || up_to.merges > arrays.max_merges ||
+      up_to.state_rows > arrays.max_state_rows) {
+    fits = false;
+  }
+}
+
+// What the warps' shares come to, list by list and everywhere else. False: the batch does not fit.
+__device__ inline bool place_shares(const PlanBatchParams& params, PlannerMemory& memory, bool fits) {
+#pragma unroll 1
   for (int list = warp(); list < kNumLists; list += num_warps()) {
-    const int grain = list < kFewRowsTiles ? kClusterSize : 1;
-    int* bins = memory.bin_begin + list * kBins + lane() * kBinsOfLane;
-    const auto room_of = [&](int places) { return (places + grain - 1) / grain * grain; };
-    int room = 0;
-    for (int i = 0; i < kBinsOfLane; ++i) room += room_of(bins[i]);
-    const int end = scan_warp(room);
-    const bool fits = end <= params.arrays.max_items[list];
-    if (!fits) memory.refused = 1;
-    int begin = end - room;
-    for (int i = 0; i < kBinsOfLane; ++i) {
-      const int places = bins[i];
-      bins[i] = begin;
-      const int end_of_bin = begin + room_of(places);
-      for (int place = begin + places; place < end_of_bin && fits && blockIdx.x == 0; ++place) {
-        params.arrays.few_rows_sm90[list][place].kv_head = -1;
-      }
-      begin = end_of_bin;
+    if (has_room(params, list)) {
+      place_list(params, memory, list, fits);
+    } else if (lane() == 0) {
+      memory.num_items[list] = 0;
     }
-    if (lane() == kLastLane) memory.num_items[list] = end;
   }
-  __syncthreads();
+  if (warp() == num_warps() - 1) place_sums(params, memory, fits);  // it has no list where there are warps enough
+  return __syncthreads_or(fits ? 0 : 1) == 0;
 }
 
-__device__ inline void write_counts(const PlanBatchParams& params, const PlannerMemory& memory, int num_blocks) {
+__device__ inline void write_counts(const PlanBatchParams& params, const PlannerMemory& memory, int num_blocks,
+                                    bool fits) {
   PlanCounts counts{};
-  if (!memory.refused) {
+  if (fits) {
     for (int tile = 0; tile < kFewRowsTiles; ++tile) counts.few_rows_sm90[tile] = memory.num_items[tile];
     counts.few_rows = memory.num_items[kListFewRows];
     counts.many_rows = memory.num_items[kListManyRows];
@@ -303,7 +327,7 @@ __device__ inline void write_counts(const PlanBatchParams& params, const Planner
     counts.slots = params.num_slots;
     counts.blocks = num_blocks;
   }
-  counts.refused = memory.refused;
+  counts.refused = fits ? 0 : 1;
   *params.arrays.counts = counts;
 }
 
@@ -318,18 +342,35 @@ __device__ __forceinline__ PlanBlock placed(const PlannerMemory& memory, PlanBlo
   return block;
 }
 
+// Threads for each pair of block and KV head, if there are more threads than pairs.
+__device__ __forceinline__ int parts_of_pair(unsigned num_pairs, unsigned num_threads) {
+  int parts = 1;
+#pragma unroll
+  for (int more = 2; more <= kClusterSize; more *= 2) {
+    if (num_pairs * more <= num_threads) parts = more;
+  }
+  return parts;
+}
+
 // This CTA's part of all pairs of block and KV head.
 __device__ inline void write_all(const PlanBatchParams& params, const PlannerMemory& memory, const PlanBlock* blocks,
                                  int num_blocks) {
-  const int num_kv_heads = params.rules.num_kv_heads;
-  const int share_size = turns_of_share(num_blocks) * kWarp;
+  const unsigned num_kv_heads = params.rules.num_kv_heads;
+  const unsigned share_size = turns_of_share(num_blocks) * kWarp;
+  const unsigned num_pairs = num_blocks * num_kv_heads;
+  const unsigned num_threads = gridDim.x * blockDim.x;
+  const unsigned first = blockIdx.x * blockDim.x + threadIdx.x;
+  const unsigned parts = parts_of_pair(num_pairs, num_threads);
   const int num_many_rows = memory.num_items[kListManyRows];
-  for (int i = threadIdx.x * gridDim.x + blockIdx.x; i < num_blocks * num_kv_heads; i += gridDim.x * blockDim.x) {
-    const int index = i / num_kv_heads;
-    write_items(params, num_many_rows, placed(memory, blocks[index], index / share_size), i % num_kv_heads);
+#pragma unroll 1
+  for (unsigned i = first; i < num_pairs * parts; i += num_threads) {
+    const unsigned pair = i / parts;
+    const unsigned index = pair / num_kv_heads;
+    const Part part{static_cast<int>(i % parts), static_cast<int>(parts)};
+    write_items(params, num_many_rows, placed(memory, blocks[index], index / share_size),
+                static_cast<int>(pair % num_kv_heads), part);
   }
-  const int first = blockIdx.x * blockDim.x + threadIdx.x;
-  for (int i = first; i < memory.total.tickets; i += gridDim.x * blockDim.x) params.arrays.tickets[i] = 0;
+  for (int i = first; i < memory.total.tickets; i += num_threads) params.arrays.tickets[i] = 0;
 }
 
 }  // namespace planner
@@ -342,23 +383,19 @@ extern "C" __global__ void __launch_bounds__(kPlannerThreads, 1)
   PlanBlock* blocks = params.arrays.blocks != nullptr
                           ? params.arrays.blocks + static_cast<long long>(blockIdx.x) * params.arrays.max_blocks
                           : reinterpret_cast<PlanBlock*>(shared_memory + sizeof(PlannerMemory));
-  if (threadIdx.x == 0) memory.refused = 0;
-  int* places = &memory.places[0][0];
-  for (int i = threadIdx.x; i < kPlannerWarps * kNumLists * kBins; i += blockDim.x) places[i] = 0;
-  __syncthreads();
-
-  const int num_blocks = cut_requests(params, memory, blocks);
-  cut_blocks(params, memory, blocks, num_blocks);
-  place_shares(params, memory);
-  place_bins(params, memory);
+  bool fits = true;  // as far as this thread has seen
+  empty_bins(params, memory);
+  const int num_blocks = cut_requests(params, memory, blocks, fits);
+  cut_blocks(params, memory, blocks, num_blocks, fits);
+  fits = place_shares(params, memory, fits);
   if (blockIdx.x == 0) {
-    const int num_items = memory.refused ? 0 : memory.num_items[kListManyRows];
+    const int num_items = fits ? memory.num_items[kListManyRows] : 0;
     for (int cta = threadIdx.x; cta <= params.num_ctas && params.num_ctas > 0; cta += blockDim.x) {
       params.arrays.cta_begin[cta] = begin_of_cta(num_items, params.num_ctas, cta);
     }
-    if (threadIdx.x == 0) write_counts(params, memory, num_blocks);
+    if (threadIdx.x == 0) write_counts(params, memory, num_blocks, fits);
   }
-  if (!memory.refused) write_all(params, memory, blocks, num_blocks);
+  if (fits) write_all(params, memory, blocks, num_blocks);
 }
 
 }  // namespace qkv::cuda

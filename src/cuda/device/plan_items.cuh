@@ -42,12 +42,13 @@ class ItemWriter {
     }
   }
 
-  // Places of a cluster that the join leaves free.
+  // A place of a cluster that the join leaves free.
   __device__ __forceinline__ void fill(int split) const {
-    for (; joins_in_cluster_ && split < side_by_side_; ++split) {
-      params_.arrays.few_rows_sm90[block_.list][block_.place + kv_head_ * side_by_side_ + split].kv_head = -1;
-    }
+    params_.arrays.few_rows_sm90[block_.list][block_.place + kv_head_ * side_by_side_ + split].kv_head = -1;
   }
+
+  // Places in the list that are the block's and KV head's.
+  __device__ __forceinline__ int side_by_side() const { return side_by_side_; }
 
   __device__ __forceinline__ void write_merge() const {
     if (!joins(block_) || block_.list < kFewRowsTiles) return;
@@ -95,31 +96,40 @@ class ItemWriter {
   const bool joins_in_cluster_;
 };
 
+// Threads that write the items of a block and KV head together: each walks all keys and writes every `num`-th split.
+struct Part {
+  int number, num;  // a power of two
+  __device__ __forceinline__ bool has(int split) const { return (split & (num - 1)) == number; }
+};
+
 __device__ inline void write_items(const PlanBatchParams& params, int num_many_rows, const PlanBlock& block,
-                                   int kv_head) {
+                                   int kv_head, const Part& part) {
   const ItemWriter writer(params, num_many_rows, block, kv_head);
-  const KeySegment nothing{0, 0, 1};
-  KeySegment first = nothing;
-  int split = -1;
-  int split_begin = block.segment_begin;
+  KeySegment first{0, 0, 1};  // rows that see nothing still get their zeros
+  int split = -1, split_begin = 0;
   int position = block.segment_begin;
-  BlockWalk(params, block).run([&](const KeySegment& segment, bool is_new_split) {
+  BlockWalk walk(params, block);
+#pragma unroll 1
+  for (bool is_last = false; !is_last;) {
+    KeySegment segment;
+    bool is_new_split = false;
+    is_last = !walk.next(segment, is_new_split);
+    if (is_last ? part.has(max(split, 0)) : is_new_split && split >= 0 && part.has(split)) {
+      writer.write(max(split, 0), split_begin, split < 0 ? 0 : position, first);
+    }
+    if (is_last) break;
     if (is_new_split) {
-      if (split >= 0) writer.write(split, split_begin, position, first);
       ++split;
       split_begin = position;
       first = segment;
     }
-    if (kv_head == 0) params.arrays.segments[position] = segment;
+    if (kv_head == 0 && part.has(split)) params.arrays.segments[position] = segment;
     ++position;
-  });
-  if (split < 0) {
-    writer.write(0, 0, 0, nothing);  // rows that see nothing still get their zeros
-  } else {
-    writer.write(split, split_begin, position, first);
   }
-  writer.fill(split < 0 ? 1 : split + 1);
-  writer.write_merge();
+  for (int free = max(split, 0) + 1; free < writer.side_by_side(); ++free) {
+    if (part.has(free)) writer.fill(free);
+  }
+  if (part.number == 0) writer.write_merge();
 }
 
 }  // namespace planner

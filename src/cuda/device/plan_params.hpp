@@ -27,7 +27,7 @@ struct PlanBlock {
   int state_row;      // of KV head 0
 };
 
-// The planner's own memory, that of a CTA. A warp takes a share of the requests, then of the blocks.
+// The planner's own memory, that of a CTA. A warp takes turns at the requests, then a share of the blocks.
 constexpr int kPlannerWarps = 8;
 constexpr int kPlannerThreads = 32 * kPlannerWarps;
 constexpr int kCostClasses = 40;  // powers of two of row x key pairs
@@ -46,12 +46,11 @@ struct BlockSums {
 
 struct PlannerMemory {
   BlockSums block_sums[kPlannerWarps];           // of a share; then of those before it
-  RequestSums request_sums[kPlannerWarps];       // of a share
+  RequestSums request_sums[2][kPlannerWarps];    // of a warp's turn: while some still read one, others write the next
   int places[kPlannerWarps][kNumLists * kBins];  // that a share's blocks take in a bin; then those of shares before it
   int bin_begin[kNumLists * kBins];
   BlockSums total;
   int num_items[kNumLists];
-  int refused;
 };
 
 // CTAs that plan where the blocks of a batch may be too many for a CTA's memory: each has room for them elsewhere.

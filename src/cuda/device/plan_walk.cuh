@@ -28,7 +28,7 @@ __device__ __forceinline__ int list_of(const PlanBatchParams& params, const inde
 }
 
 __device__ __forceinline__ int num_blocks_of(const index::RequestCut& cut, int q_len) {
-  return q_len <= 0 ? 0 : (q_len - 1) / cut.tokens + 1;
+  return q_len <= cut.tokens ? min(max(q_len, 0), 1) : (q_len - 1) / cut.tokens + 1;
 }
 
 __device__ __forceinline__ SeqInfo seq_of(const PlanBatchParams& params, int request) {
@@ -57,11 +57,10 @@ __device__ __forceinline__ int num_places(const PlanBlock& block, int size) {
 }
 
 // The rows' classes over runs of tiles, found by halving, merged where neighbours are alike and cut where splits end.
-// visit(segment, is_new_split) in rising order of keys.
 //
 // Ranges of tiles are powers of two on their own multiples, so that where one begins tells how long the next can be and
 // none need be remembered: a stack would lie in local memory. Where ranges are halved doesn't show in the segments, as
-// no part of a range is less certain than the whole.
+// no part of a range is less certain than the whole. Who walks asks in one place, so that a walk is compiled once.
 class BlockWalk {
  public:
   __device__ __forceinline__ BlockWalk(const PlanBatchParams& params, const PlanBlock& block)
@@ -70,47 +69,40 @@ class BlockWalk {
         num_keys_(num_shown_keys(params, seq_)),
         cut_(cut_of(params, seq_.q_len, num_keys_)),
         q_low_(seq_.q_pos(block.query_begin)),
-        q_high_(seq_.q_pos(block.query_end - 1)) {}
+        q_high_(seq_.q_pos(block.query_end - 1)),
+        level_(max(__clz(cut_.tile_kv) - __clz(max(num_keys_, 1)) + 1, 0)) {}
 
-  template <typename Visit>
-  __device__ __forceinline__ void run(Visit&& visit) {
-    if (num_keys_ <= 0) return;
-    const int num_tiles = (num_keys_ - 1) / cut_.tile_kv + 1;
-    KeySegment run{0, 0, 0};
-    int split_end = 0;
-    int level = num_tiles > 1 ? 32 - __clz(num_tiles - 1) : 0;
-    for (int tile = 0; tile < num_tiles;) {
-      const int begin = tile * cut_.tile_kv;
-      const int end = num_tiles - tile <= 1 << level ? num_keys_ : begin + (cut_.tile_kv << level);
-      const TileClass tile_class = classify_range(context_, q_low_, q_high_, begin, end - 1);
-      if (tile_class == TileClass::partial && level > 0) {
-        --level;
-        continue;
-      }
-      tile += 1 << level;
-      level = __ffs(tile) - 1;
-      if (tile_class == TileClass::empty) continue;
-      const int full = tile_class == TileClass::full ? 1 : 0;
-      if (run.end == begin && run.full == full) {
-        run.end = end;
-        continue;
-      }
-      cut(run, split_end, visit);
-      run = {begin, end, full};
-    }
-    cut(run, split_end, visit);
+  // The next segment in rising order of keys; false: there is none.
+  __device__ __forceinline__ bool next(KeySegment& segment, bool& is_new_split) {
+    if (run_.begin >= run_.end) find_run();
+    if (run_.begin >= run_.end) return false;
+    is_new_split = run_.begin >= split_end_;
+    if (is_new_split) split_end_ = index::next_split_end(run_.begin, split_end_, cut_.split_keys, num_keys_);
+    segment = {run_.begin, min(run_.end, split_end_), run_.full};
+    run_.begin = segment.end;
+    return true;
   }
 
  private:
-  // `split_end`: of the split that the segment before is in; 0 = there is none.
-  template <typename Visit>
-  __device__ __forceinline__ void cut(KeySegment run, int& split_end, Visit& visit) const {
-    while (run.begin < run.end) {
-      const bool is_new_split = run.begin >= split_end;
-      if (is_new_split) split_end = index::split_end(run.begin, cut_.split_keys, num_keys_);
-      const int end = min(run.end, split_end);
-      visit(KeySegment{run.begin, end, run.full}, is_new_split);
-      run.begin = end;
+  // A range that ends the run is left for the next one, and then looked at again.
+  __device__ __forceinline__ void find_run() {
+    run_ = {0, 0, 0};
+    while (begin_ < num_keys_) {
+      const unsigned most = static_cast<unsigned>(cut_.tile_kv) << level_;  // below 2^32
+      const unsigned left = num_keys_ - begin_;
+      const int end = begin_ + static_cast<int>(min(most, left));
+      const TileClass tile_class = classify_range(context_, q_low_, q_high_, begin_, end - 1);
+      if (tile_class == TileClass::partial && level_ > 0) {
+        --level_;
+        continue;
+      }
+      const int full = tile_class == TileClass::full ? 1 : 0;
+      const bool has_begun = run_.begin < run_.end;
+      if (has_begun && (tile_class == TileClass::empty || full != run_.full)) return;
+      if (tile_class != TileClass::empty) run_ = {has_begun ? run_.begin : begin_, end, full};
+      begin_ = end;
+      tile_ += 1 << level_;
+      level_ = __ffs(tile_) - 1;
     }
   }
 
@@ -119,6 +111,10 @@ class BlockWalk {
   const int num_keys_;
   const index::RequestCut cut_;
   const int q_low_, q_high_;
+  int level_;  // log2 of the tiles in the range that is looked at next: at first, of all
+  int tile_ = 0, begin_ = 0;
+  KeySegment run_{0, 0, 0};  // what is left of it
+  int split_end_ = 0;        // of the split that the segment before is in; 0 = there is none
 };
 
 }  // namespace qkv::cuda::planner
