@@ -73,7 +73,9 @@ __device__ __forceinline__ T scan_warp(T sum) {
 struct Share {
   int begin, end;
 };
-__device__ __forceinline__ int turns_of_share(int n) { return (n + blockDim.x - 1) / blockDim.x; }
+__device__ __forceinline__ int turns_of_share(int n) {
+  return n <= blockDim.x ? 1 : (n + blockDim.x - 1) / blockDim.x;  // a division is a long wait where all is short
+}
 __device__ __forceinline__ Share share_of(int n) {
   const int size = turns_of_share(n) * kWarp;
   return {min(n, warp() * size), min(n, (warp() + 1) * size)};
@@ -140,9 +142,10 @@ __device__ inline int cut_requests(const PlanBatchParams& params, PlannerMemory&
     RequestSums place = before + up_to - own;
 #pragma unroll
     for (int w = 0; w < kPlannerWarps; ++w) {
-      if (w >= num_warps()) continue;
-      const RequestSums of_warp = memory.request_sums[turn][w];
-      if (w < warp()) place = place + of_warp;
+      // Read whether or not there is such a warp, so that no look-up waits for another.
+      const RequestSums read = memory.request_sums[turn][w];
+      const RequestSums of_warp = w < num_warps() ? read : RequestSums{};
+      place = place + (w < warp() ? of_warp : RequestSums{});
       before = before + of_warp;
     }
     if (number < params.num_requests) write_blocks(params, request, number, place, blocks);
@@ -342,13 +345,11 @@ __device__ __forceinline__ PlanBlock placed(const PlannerMemory& memory, PlanBlo
   return block;
 }
 
-// Threads for each pair of block and KV head, if there are more threads than pairs.
+// log2 of the threads for each pair of block and KV head: several if there are more threads than pairs.
 __device__ __forceinline__ int parts_of_pair(unsigned num_pairs, unsigned num_threads) {
-  int parts = 1;
+  int parts = 0;
 #pragma unroll
-  for (int more = 2; more <= kClusterSize; more *= 2) {
-    if (num_pairs * more <= num_threads) parts = more;
-  }
+  for (int more = 1; 1 << more <= kClusterSize; ++more) parts += num_pairs << more <= num_threads ? 1 : 0;
   return parts;
 }
 
@@ -356,19 +357,20 @@ __device__ __forceinline__ int parts_of_pair(unsigned num_pairs, unsigned num_th
 __device__ inline void write_all(const PlanBatchParams& params, const PlannerMemory& memory, const PlanBlock* blocks,
                                  int num_blocks) {
   const unsigned num_kv_heads = params.rules.num_kv_heads;
-  const unsigned share_size = turns_of_share(num_blocks) * kWarp;
+  const unsigned turns = turns_of_share(num_blocks);
   const unsigned num_pairs = num_blocks * num_kv_heads;
   const unsigned num_threads = gridDim.x * blockDim.x;
   const unsigned first = blockIdx.x * blockDim.x + threadIdx.x;
-  const unsigned parts = parts_of_pair(num_pairs, num_threads);
+  const int parts = parts_of_pair(num_pairs, num_threads);
   const int num_many_rows = memory.num_items[kListManyRows];
 #pragma unroll 1
-  for (unsigned i = first; i < num_pairs * parts; i += num_threads) {
-    const unsigned pair = i / parts;
+  for (unsigned i = first; i < num_pairs << parts; i += num_threads) {
+    const unsigned pair = i >> parts;
     const unsigned index = pair / num_kv_heads;
-    const Part part{static_cast<int>(i % parts), static_cast<int>(parts)};
-    write_items(params, num_many_rows, placed(memory, blocks[index], index / share_size),
-                static_cast<int>(pair % num_kv_heads), part);
+    const unsigned share = turns == 1 ? index / kWarp : index / (turns * kWarp);
+    const Part part{static_cast<int>(i - (pair << parts)), 1 << parts};
+    write_items(params, num_many_rows, placed(memory, blocks[index], share), static_cast<int>(pair % num_kv_heads),
+                part);
   }
   for (int i = first; i < memory.total.tickets; i += num_threads) params.arrays.tickets[i] = 0;
 }
