@@ -49,8 +49,8 @@ class QKV_EXPORT Planner {
   // GPU: no allocation and no wait for the device; the work that reads the plan runs behind it on this stream, and what
   // has been launched there before still sees the old one. Not while the stream is captured.
   //
-  // With limits.plans_on_device, all of the batch's arrays may lie on the device instead: two kernels read them when
-  // they run, and nothing need be known on the host. Captured in front of update_cache and forward, they plan each
+  // With limits.plans_on_device, all of the batch's arrays may lie on the device instead: a kernel reads them when
+  // it runs, and nothing need be known on the host. Captured in front of update_cache and forward, they plan each
   // replay anew from what the same arrays hold then. They must be contiguous and stay where they are; block_table is as
   // wide as max_seq_len asks for. A batch that exceeds the limits leaves out untouched: check() tells.
   Plan plan(const Batch& batch, Stream stream = {});

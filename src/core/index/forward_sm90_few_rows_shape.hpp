@@ -146,10 +146,12 @@ QKV_HOST_DEVICE constexpr int split_keys(const KeyValueShape& kv, int kv_len, in
   constexpr int kGrain = 128;
   const int least = least_split_keys(kv, tile_q);
   const int longest = larger(least, long_split_keys(num_kv_heads, kv.element_bytes));
+  // Unsigned: shifts, where a compiler would else merge the two into a division by either.
+  const unsigned last_key = larger(kv_len - 1, 0);
   if (kv_len > kMaxClusterSplits * longest) {
-    return larger(longest, round_up((kv_len - 1) / kMaxSplits + 1, kGrain));
+    return larger(longest, round_up(static_cast<int>(last_key / kMaxSplits) + 1, kGrain));
   }
-  return larger(least, round_up((kv_len - 1) / kMaxClusterSplits + 1, kGrain));
+  return larger(least, round_up(static_cast<int>(last_key / kMaxClusterSplits) + 1, kGrain));
 }
 
 // What split_keys comes to at most.

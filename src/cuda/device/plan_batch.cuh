@@ -163,7 +163,7 @@ __device__ __forceinline__ bool has_room(const PlanBatchParams& params, int list
 
 // The warp's own bins.
 __device__ inline void empty_bins(const PlanBatchParams& params, PlannerMemory& memory) {
-#pragma unroll 1
+#pragma unroll
   for (int list = 0; list < kNumLists; ++list) {
     if (!has_room(params, list)) continue;
     for (int bin = lane(); bin < kBins; bin += kWarp) memory.places[warp()][list * kBins + bin] = 0;

@@ -20,6 +20,7 @@ class ItemWriter {
         num_many_rows_(num_many_rows),
         block_(block),
         kv_head_(kv_head),
+        seq_(seq_of(params, block.request)),
         rows_((block.query_end - block.query_begin) * key::group_size),
         side_by_side_(num_places(block, size_class(block))),
         joins_in_cluster_(size_class(block) < 3) {}
@@ -60,14 +61,13 @@ class ItemWriter {
  private:
   __device__ __forceinline__ FewRowsItem few_rows_item(int split, int segment_begin, int segment_end,
                                                        const KeySegment& first, int state_row) const {
-    const SeqInfo seq = seq_of(params_, block_.request);
     FewRowsItem item{};
     item.request = block_.request;
     item.kv_head = kv_head_;
     item.query_begin = block_.query_begin;
     item.query_end = block_.query_end;
-    item.query_token = seq.token_begin + block_.query_begin;
-    item.cached_keys = seq.kv_len - seq.q_len;
+    item.query_token = seq_.token_begin + block_.query_begin;
+    item.cached_keys = seq_.kv_len - seq_.q_len;
     item.segment_begin = segment_begin;
     item.segment_end = segment_end;
     item.first = first;
@@ -91,6 +91,7 @@ class ItemWriter {
   const int num_many_rows_;
   const PlanBlock& block_;
   const int kv_head_;
+  const SeqInfo seq_;
   const int rows_;
   const int side_by_side_;
   const bool joins_in_cluster_;
