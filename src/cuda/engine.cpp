@@ -9,6 +9,7 @@
 #include "core/checks.hpp"
 #include "core/environment.hpp"
 #include "core/float8.hpp"
+#include "core/index/quantised_rows.hpp"
 #include "core/output_scale.hpp"
 #include "core/scale_layout.hpp"
 #include "cuda/device_planner.hpp"
@@ -89,9 +90,7 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
     params.scales[1] = scales_of(scales, cache.value_scale);
     params.slot_requests = slots.requests;
     params.token_scales = scales == CacheScales::per_token_head ? 1 : 0;
-    constexpr int64_t kWarps = 4;  // of a CTA, each for a head's key or value of a slot
-    const int64_t warps = int64_t{2} * slots.num_ctas * params.num_kv_heads;
-    launch(kernel, {static_cast<uint32_t>((warps + kWarps - 1) / kWarps), 1, kWarps * 32, 0}, {&params}, stream);
+    launch(kernel, {slots.num_ctas, 1, index::kQuantisingThreads, 0}, {&params}, stream);
     return;
   }
   const int64_t chunks = cache.key.shape[2] * (cache.key.shape[3] + 7) / 8;

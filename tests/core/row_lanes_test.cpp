@@ -32,5 +32,16 @@ TEST(row_lanes, of_rows_that_caches_have) {
   EXPECT_EQ(lanes_of_row(1), 8);
 }
 
+TEST(row_lanes, that_hold_a_row_are_as_few_as_can) {
+  for (const int pieces_of_lane : {1, 2, 3}) {
+    for (int num_pieces = 1; num_pieces <= kMostLanes * pieces_of_lane; ++num_pieces) {
+      const int lanes = lanes_that_hold(num_pieces, pieces_of_lane);
+      EXPECT_GE(lanes * pieces_of_lane, num_pieces);
+      if (lanes > 1) EXPECT_LT(lanes / 2 * pieces_of_lane, num_pieces);
+    }
+  }
+  EXPECT_EQ(lanes_that_hold(1000, 3), kMostLanes);
+}
+
 }  // namespace
 }  // namespace qkv::index

@@ -23,4 +23,12 @@ QKV_HOST_DEVICE constexpr int lanes_of_row(int num_pieces) {
   return best;
 }
 
+// How many lanes, a power of two of at most kMostLanes, hold a row whole when a lane holds so many pieces of it. Rows
+// of more than kMostLanes · pieces_of_lane pieces are not held.
+QKV_HOST_DEVICE constexpr int lanes_that_hold(int num_pieces, int pieces_of_lane) {
+  int lanes = 1;
+  while (lanes < kMostLanes && lanes * pieces_of_lane < num_pieces) lanes *= 2;
+  return lanes;
+}
+
 }  // namespace qkv::index
