@@ -157,7 +157,7 @@ TEST_F(gpu_mla, gather_of_8_bit_pages_has_the_bits_of_the_cpu) {
   const Tensor block_table = Tensor::of(table, {2, 4});
   for (const DType pages_dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
     for (const DType rows_dtype : {pages_dtype, DType::bf16, DType::f16, DType::f32}) {
-      for (const int64_t dim : {80, 68, 67}) {                // vectors, single elements, odd rows
+      for (const int64_t dim : {80, 576, 648, 68, 67}) {      // vectors in one turn and two, single elements, odd rows
         tools::OwnedTensor pages(pages_dtype, {9, 16, dim});  // NaN, where nothing else is stored
         for (int64_t i = 0; i < 9 * 16 * dim; i += 3) {
           static_cast<uint8_t*>(pages.view().data)[i] = static_cast<uint8_t>(i * 7);

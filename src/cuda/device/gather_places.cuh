@@ -8,8 +8,7 @@
 namespace qkv::cuda::gather {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 32;   // that a CTA takes at once: a row for each team of 8 lanes
-constexpr int kUnroll = 4;  // pieces that a thread has in flight
+constexpr int kRows = 32;  // that a CTA takes at once: a row for each team of 8 lanes
 
 // Of a head's row, in elements.
 struct Places {
@@ -57,8 +56,8 @@ __device__ __forceinline__ void for_each_row(const CacheGatherParams& params, in
   }
 }
 
-// A lane's pieces of a row: all loads of a turn are issued before its first store.
-template <typename Piece, typename Load, typename Store>
+// A lane's pieces of a row: all loads of a turn, of kUnroll pieces, are issued before its first store.
+template <typename Piece, int kUnroll = 4, typename Load, typename Store>
 __device__ __forceinline__ void move_pieces(int num_pieces, int lane, int lanes, Load load, Store store) {
   for (int first = lane; first < num_pieces; first += kUnroll * lanes) {
     Piece held[kUnroll];
