@@ -16,14 +16,16 @@ constexpr int kSharedBytes = 232448;  // of a CTA on sm_90
 TEST(many_rows_f8_shape, fits_registers_and_shared_memory) {
   for (const int dim : kHeadSizes) {
     const ManyRowsShape shape = many_rows_f8_shape(dim, dim);
-    const int matrices = dim / 2 + kManyRowsF8ChunkColumns / 2 + shape.tile_kv / 2 + 2 * shape.tile_kv / 8;
-    EXPECT_LE(matrices, 232 - 24) << dim;
-    EXPECT_EQ(dim % kManyRowsF8ChunkColumns, 0);
+    const int chunk_columns = many_rows_f8_chunk_columns(dim);
+    const bool shares_registers = dim == chunk_columns && chunk_columns == shape.tile_kv;  // of scores
+    const int matrices = dim / 2 + shape.tile_kv / 2 + (shares_registers ? 0 : chunk_columns / 2);
+    EXPECT_LE(matrices, (shape.consumers == 3 ? 152 : 232) - 24) << dim;
+    EXPECT_EQ(dim % chunk_columns, 0);
     EXPECT_EQ(shape.tile_kv % 32, 0);
     // The second part of the keys takes a chunk's registers.
     if (dim > kManyRowsF8KeyColumns) {
       EXPECT_LE(dim, 2 * kManyRowsF8KeyColumns);
-      EXPECT_EQ(shape.tile_kv, kManyRowsF8ChunkColumns);
+      EXPECT_EQ(shape.tile_kv, chunk_columns);
     }
     EXPECT_LE(many_rows_f8_layout(shape, dim, dim).bytes, kSharedBytes) << dim;
   }
@@ -33,15 +35,16 @@ TEST(many_rows_f8_layout, regions_follow_one_another_on_swizzle_boundaries) {
   for (const int dim : kHeadSizes) {
     const ManyRowsShape shape = many_rows_f8_shape(dim, dim);
     const ManyRowsF8Layout layout = many_rows_f8_layout(shape, dim, dim);
-    EXPECT_EQ(layout.key_begin, shape.query_slots * 128 * dim);
+    EXPECT_EQ(layout.key_begin, shape.query_slots * shape.consumers * 64 * dim);
     EXPECT_EQ(layout.loaded_value_begin - layout.key_begin, 2 * shape.tile_kv * dim);
     EXPECT_EQ(layout.value_begin - layout.loaded_value_begin, 2 * shape.tile_kv * dim);
-    EXPECT_EQ(layout.control_begin - layout.value_begin, kManyRowsF8TurnedStages * shape.tile_kv * dim);
+    EXPECT_EQ(layout.weight_begin - layout.value_begin, kManyRowsF8TurnedStages * shape.tile_kv * dim);
+    EXPECT_EQ(layout.control_begin - layout.weight_begin, 2 * shape.consumers * 64 * shape.tile_kv);
     EXPECT_EQ(layout.bytes - layout.control_begin, kManyRowsControlBytes);
     const int block_bytes = 2 * many_rows_block_columns(many_rows_f8_units(dim));
-    for (const int bytes :
-         {layout.key_begin, layout.loaded_value_begin, layout.value_begin, shape.tile_kv * dim, 64 * block_bytes,
-          shape.tile_kv * block_bytes, 16 * block_bytes, kManyRowsF8ChunkColumns * shape.tile_kv}) {
+    for (const int bytes : {layout.key_begin, layout.loaded_value_begin, layout.value_begin, layout.weight_begin,
+                            shape.tile_kv * dim, 64 * block_bytes, shape.tile_kv * block_bytes, 16 * block_bytes,
+                            64 * shape.tile_kv, many_rows_f8_chunk_columns(dim) * shape.tile_kv}) {
       EXPECT_EQ(bytes % 1024, 0) << dim << " " << bytes;
     }
   }
@@ -81,6 +84,36 @@ TEST(key_of_place, is_the_key_whose_score_becomes_that_weight) {
   for (int place = 0; place < 128; ++place) keys.insert(key_of_place(place));
   EXPECT_EQ(keys.size(), 128U);
   EXPECT_EQ(*keys.rbegin(), 127);
+}
+
+// Weights on their way to operand A in shared memory: rows of places, swizzled by address bits. Four registers of a
+// lane at once, as the kernel stores them: matrix i of a stmatrix has the rows 8·(i % 2) … of the keys 16·(i / 2) ….
+TEST(weight_offset, every_weight_is_stored_at_its_row_and_place) {
+  for (const int tile_kv : {64, 128}) {
+    std::vector<int> stored(64 * tile_kv, -1);  // row·tile_kv + key
+    for (int warp = 0; warp < 4; ++warp) {
+      for (int i = 0; i < tile_kv / 32; ++i) {
+        for (int lane = 0; lane < 32; ++lane) {
+          const int matrix = lane / 8, row = lane % 8;
+          const int address = weight_offset(warp * 16 + lane % 16, 2 * i + lane / 16, tile_kv);
+          EXPECT_EQ(address % 16, 0);
+          for (int b = 0; b < 16; ++b) {
+            const int holder = row * 4 + b / 4, of_register = 4 * i + matrix;
+            const int element = of_register / 2 * 8 + of_register % 2 * 2 + std::array{0, 1, 4, 5}[b % 4];
+            const int row_of_tile = warp * 16 + holder / 4 + 8 * (element / 2 % 2);
+            stored[address + b] = row_of_tile * tile_kv + key_of_score(holder, element);
+          }
+        }
+      }
+    }
+    for (int row = 0; row < 64; ++row) {
+      for (int place = 0; place < tile_kv; ++place) {
+        const int plain = row * tile_kv + place;
+        const int address = plain ^ ((plain >> 7 & (tile_kv / 16 - 1)) << 4);
+        ASSERT_EQ(stored[address], row * tile_kv + key_of_place(place)) << tile_kv;
+      }
+    }
+  }
 }
 
 // A stage of values as the boxes bring it, each byte a number of its own, turned by lanes as in tile/turn_values.cuh;

@@ -11,29 +11,32 @@ namespace qkv::index {
 // kernel.
 QKV_HOST_DEVICE constexpr int many_rows_f8_units(int dim) { return dim / 2; }
 
-constexpr int kManyRowsF8ChunkColumns = 64;  // of the output: a product with values is added to it chunk by chunk
-constexpr int kManyRowsF8KeyColumns = 128;   // of queries and keys: products over more are added in f32
-// Of turned values. A stage is free when the later warpgroup is done with it, half a step behind the earlier one, and
+constexpr int kManyRowsF8KeyColumns = 128;  // of queries and keys: products over more are added in f32
+// Of turned values. A stage is free when the last warpgroup is done with it, part of a step behind the first one, and
 // takes most of a step to fill: with two, the warpgroups would wait for it.
 constexpr int kManyRowsF8TurnedStages = 4;
 
-// Registers decide (232 a thread): output dim_v/2, one chunk's product 32, scores tile_kv/2, weights tile_kv/8,
-// together at most registers - 28. At 256 the second half of a score's product takes the chunk's registers: as many as
-// the scores.
+// Registers decide (152 a thread for three consumers, 232 for two): output dim_v/2, scores tile_kv/2; products with
+// values take the scores' registers, and at 256 columns as many again: together at most registers - 24. With two
+// consumers products and softmax take turns; three fill each other's waits without.
 QKV_HOST_DEVICE constexpr ManyRowsShape many_rows_f8_shape(int head_dim, int head_dim_v) {
-  if (head_dim <= 128 && head_dim_v <= 128) return {2, 128, 1, 2, true};
-  return {2, 64, 1, 2, false};
+  if (head_dim <= 128 && head_dim_v <= 128) return {3, 128, 1, 2, false};
+  return {2, 64, 1, 2, true};
 }
+
+// Of the output: a product with values is added to it chunk by chunk.
+QKV_HOST_DEVICE constexpr int many_rows_f8_chunk_columns(int head_dim_v) { return head_dim_v <= 128 ? head_dim_v : 64; }
 
 QKV_HOST_DEVICE constexpr bool many_rows_f8_supports(int head_dim, int head_dim_v, int page_size) {
   const bool is_tuned = head_dim == 64 || head_dim == 128 || head_dim == 256;
   return is_tuned && head_dim == head_dim_v && page_size % 16 == 0;
 }
 
-// query slots, key stages, stages of values as they came, stages of values turned round: [column][key].
+// query slots, key stages, stages of values as they came, stages of values turned round: [column][key], two buffers of
+// weights: [row][place].
 struct ManyRowsF8Layout {
-  int query_slot_bytes, key_stage_bytes, value_stage_bytes;
-  int key_begin, loaded_value_begin, value_begin, control_begin, bytes;  // query slots begin at 0
+  int query_slot_bytes, key_stage_bytes, value_stage_bytes, weight_buffer_bytes;
+  int key_begin, loaded_value_begin, value_begin, weight_begin, control_begin, bytes;  // query slots begin at 0
 };
 
 QKV_HOST_DEVICE constexpr ManyRowsF8Layout many_rows_f8_layout(const ManyRowsShape& shape, int head_dim,
@@ -42,10 +45,12 @@ QKV_HOST_DEVICE constexpr ManyRowsF8Layout many_rows_f8_layout(const ManyRowsSha
   layout.query_slot_bytes = many_rows_tile_q(shape) * head_dim;
   layout.key_stage_bytes = shape.tile_kv * head_dim;
   layout.value_stage_bytes = shape.tile_kv * head_dim_v;
+  layout.weight_buffer_bytes = many_rows_tile_q(shape) * shape.tile_kv;
   layout.key_begin = shape.query_slots * layout.query_slot_bytes;
   layout.loaded_value_begin = layout.key_begin + kManyRowsStages * layout.key_stage_bytes;
   layout.value_begin = layout.loaded_value_begin + kManyRowsStages * layout.value_stage_bytes;
-  layout.control_begin = layout.value_begin + kManyRowsF8TurnedStages * layout.value_stage_bytes;
+  layout.weight_begin = layout.value_begin + kManyRowsF8TurnedStages * layout.value_stage_bytes;
+  layout.control_begin = layout.weight_begin + 2 * layout.weight_buffer_bytes;
   layout.bytes = layout.control_begin + kManyRowsControlBytes;
   return layout;
 }
@@ -60,6 +65,11 @@ QKV_HOST_DEVICE constexpr int key_of_place(int place) {
 // Where the places 16·group … of a column lie in a stage of turned values: a row a column.
 QKV_HOST_DEVICE constexpr int turned_value_offset(int column, int group, int tile_kv) {
   return swizzled_offset(column, group, many_rows_f8_units(tile_kv));
+}
+
+// Where the places 16·group … of a row lie in a warpgroup's weights.
+QKV_HOST_DEVICE constexpr int weight_offset(int row, int group, int tile_kv) {
+  return swizzled_offset(row, group, many_rows_f8_units(tile_kv));
 }
 
 // A warp turns 32 keys x 16 columns at once: ldmatrix.trans of four matrices of 8 keys, stmatrix of four matrices of 8

@@ -17,6 +17,8 @@ __device__ __forceinline__ unsigned descriptor_address(unsigned address) { retur
 __device__ __forceinline__ unsigned descriptor_k_major(unsigned address) {
   return descriptor_address(address) | 1u << 16;
 }
+// What a descriptor was made of.
+__device__ __forceinline__ unsigned address_of_descriptor(unsigned descriptor) { return (descriptor & 0x3FFF) << 4; }
 template <int kColumns>
 __device__ constexpr unsigned k_major_step(int k, int rows) {
   constexpr int kSteps = kColumns / 16;  // of a block

@@ -23,8 +23,8 @@ struct StepSoftmax {
                   negative_infinity()};  // log2 of the output's unit, alike in the row's four lanes
   float sum[2] = {0.0F, 0.0F};           // of this lane's columns
 
-  // Finds the step's scale. Returns whether the unit of one of the warp's rows has moved: then decay = 2^(old - new),
-  // exactly 1 where it stayed.
+  // Finds the step's scale. Returns whether the unit of one of the warp's rows has moved: then the output is to be
+  // multiplied by decay = 2^(old - new), exactly 1 where it stayed.
   template <int kCount>
   __device__ __forceinline__ bool find_scale(const float (&scores)[kCount], float factor, StepScale& scale,
                                              float (&decay)[2]) {
@@ -41,6 +41,7 @@ struct StepSoftmax {
       if (unit > old + kLargestRiseLog2) max[r] = unit;
       moved |= max[r] != old;
       decay[r] = max[r] == old ? 1.0F : exp2_approx(old - max[r]);
+      sum[r] *= decay[r];
       const bool sees_nothing = unit == negative_infinity();
       scale.base[r] = sees_nothing ? 0.0F : unit;
       scale.factor[r] = sees_nothing ? 0.0F : exp2_approx(unit - max[r]);
@@ -48,21 +49,18 @@ struct StepSoftmax {
     return __any_sync(0xffffffff, moved);
   }
 
-  // Scores kBegin … kEnd - 1 become weights, and are added to step_sum.
-  template <int kBegin, int kEnd, int kCount>
-  static __device__ __forceinline__ void exponentiate(float (&scores)[kCount], float factor, const StepScale& scale,
-                                                      float (&step_sum)[2]) {
+  // Scores become weights, and are added to the sum.
+  template <int kCount>
+  __device__ __forceinline__ void exponentiate(float (&scores)[kCount], float factor, const StepScale& scale) {
+    float step_sum[2] = {0.0F, 0.0F};
 #pragma unroll
-    for (int i = kBegin; i < kEnd; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const int r = i >> 1 & 1;
       scores[i] = exp2_approx(fmaf(scores[i], factor, -scale.base[r]));
       step_sum[r] += scores[i];
     }
-  }
-
-  __device__ __forceinline__ void add(const float (&step_sum)[2], const StepScale& scale, const float (&decay)[2]) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], decay[r], step_sum[r] * scale.factor[r]);
+    for (int r = 0; r < 2; ++r) sum[r] = fmaf(step_sum[r], scale.factor[r], sum[r]);
   }
 
   __device__ __forceinline__ void sum_over_lanes() {
