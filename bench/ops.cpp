@@ -25,6 +25,40 @@ void add_cache_write(Suite& suite, DType from, DType to) {
       });
 }
 
+// Writes that quantise: by one scale for all, or by one a token and head, which is chosen from the row.
+void add_quantising_write(Suite& suite, DType from, DType to, CacheScales scales) {
+  constexpr int64_t kTokens = 8192, kHeads = 8, kDim = 128, kPageSize = 16, kPages = kTokens / kPageSize;
+  const bool per_token = scales == CacheScales::per_token_head;
+  suite.add_case("cache_write 8k h8 d128 page16 " + std::string(to_string(from)) + " to " + std::string(to_string(to)) +
+                     (per_token ? " scale chosen" : " scale given"),
+                 "GB/s", [=] {
+                   struct Tensors {
+                     std::vector<std::byte> rows, pages;
+                     std::vector<float> scales;
+                     std::vector<int64_t> slots;
+                   };
+                   auto own = std::make_shared<Tensors>();
+                   own->rows = random_values(kTokens * kHeads * kDim, from);
+                   own->pages.resize(2 * kTokens * kHeads * kDim);
+                   own->scales.resize(per_token ? kTokens * kHeads : 1, 0.03F);
+                   for (int64_t i = 0; i < kTokens; ++i) own->slots.push_back(kTokens - 1 - i);
+                   const Tensor rows = Tensor::contiguous(own->rows.data(), from, {kTokens, kHeads, kDim});
+                   const auto pages = [&](int64_t side) {
+                     return Tensor::contiguous(own->pages.data() + side * kTokens * kHeads * kDim, to,
+                                               {kPages, kPageSize, kHeads, kDim});
+                   };
+                   const Tensor scale =
+                       per_token ? Tensor::of(own->scales, {kPages, kPageSize, kHeads}) : Tensor::of(own->scales, {1});
+                   const KvCache cache{pages(0), pages(1), scale, scale};
+                   const Tensor slots = Tensor::contiguous(own->slots.data(), DType::i64, {kTokens});
+                   const int64_t bytes = kTokens * kHeads * 2 * kDim * (size_bytes(from) + size_bytes(to));
+                   return std::vector<Contestant>{
+                       {"qkv", static_cast<double>(bytes) * 1e-9,
+                        [own, rows, cache, slots] { cache_write(rows, rows, cache, slots); }},
+                       copy_limit(bytes)};
+                 });
+}
+
 void add_merge(Suite& suite, int32_t num_states) {
   suite.add_case("merge " + std::to_string(num_states) + " states 4k tokens h32 d128 f32", "GB/s", [=] {
     constexpr int64_t kTokens = 4096;
@@ -85,6 +119,11 @@ int main(int argc, char** argv) {
   add_cache_write(suite, DType::bf16, DType::bf16);
   add_cache_write(suite, DType::f32, DType::bf16);
   add_cache_write(suite, DType::f32, DType::f16);
+  for (const CacheScales scales : {CacheScales::per_tensor, CacheScales::per_token_head}) {
+    add_quantising_write(suite, DType::bf16, DType::f8e4m3, scales);
+    add_quantising_write(suite, DType::bf16, DType::i8, scales);
+    add_quantising_write(suite, DType::f32, DType::f8e5m2, scales);
+  }
   add_merge(suite, 2);
   add_merge(suite, 8);
   add_plan(suite, "256x8k causal", 256, 8192, mask::causal());
