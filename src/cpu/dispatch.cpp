@@ -11,28 +11,32 @@
 
 namespace qkv::cpu {
 
-// What forward_many_rows.cpp, forward_few_rows.cpp and project_rows.cpp leave in the namespace of each of Highway's
-// targets.
+// What forward_many_rows.cpp, forward_few_rows.cpp, project_rows.cpp and row_kernels.cpp leave in the namespace of each
+// of Highway's targets.
 namespace N_AVX3 {
 void forward_many_rows(const ForwardTask& task);
 void forward_many_rows_on_tiles(const ForwardTask& task);
 void forward_few_rows(const ForwardTask& task);
 void project_rows(const ProjectTask& task);
+extern const RowKernels kRowKernels;
 }  // namespace N_AVX3
 namespace N_AVX2 {
 void forward_many_rows(const ForwardTask& task);
 void forward_few_rows(const ForwardTask& task);
 void project_rows(const ProjectTask& task);
+extern const RowKernels kRowKernels;
 }  // namespace N_AVX2
 namespace N_SSE4 {
 void forward_many_rows(const ForwardTask& task);
 void forward_few_rows(const ForwardTask& task);
 void project_rows(const ProjectTask& task);
+extern const RowKernels kRowKernels;
 }  // namespace N_SSE4
 namespace N_NEON {
 void forward_many_rows(const ForwardTask& task);
 void forward_few_rows(const ForwardTask& task);
 void project_rows(const ProjectTask& task);
+extern const RowKernels kRowKernels;
 }  // namespace N_NEON
 
 namespace {
@@ -48,21 +52,25 @@ constexpr Variant kVariants[] = {
 #if HWY_TARGETS & HWY_AVX3
 #if HWY_ARCH_X86_64
     {HWY_AVX3,
-     {"amx", N_AVX3::forward_many_rows_on_tiles, N_AVX3::forward_few_rows, N_AVX3::project_rows},
+     {"amx", N_AVX3::forward_many_rows_on_tiles, N_AVX3::forward_few_rows, N_AVX3::project_rows, &N_AVX3::kRowKernels},
      request_tiles},
 #endif
-    {HWY_AVX3, {"avx512", N_AVX3::forward_many_rows, N_AVX3::forward_few_rows, N_AVX3::project_rows}},
+    {HWY_AVX3,
+     {"avx512", N_AVX3::forward_many_rows, N_AVX3::forward_few_rows, N_AVX3::project_rows, &N_AVX3::kRowKernels}},
 #endif
 #if HWY_TARGETS & HWY_AVX2
-    {HWY_AVX2, {"avx2", N_AVX2::forward_many_rows, N_AVX2::forward_few_rows, N_AVX2::project_rows}},
+    {HWY_AVX2,
+     {"avx2", N_AVX2::forward_many_rows, N_AVX2::forward_few_rows, N_AVX2::project_rows, &N_AVX2::kRowKernels}},
 #endif
 #if HWY_TARGETS & HWY_SSE4
-    {HWY_SSE4, {"sse4", N_SSE4::forward_many_rows, N_SSE4::forward_few_rows, N_SSE4::project_rows}},
+    {HWY_SSE4,
+     {"sse4", N_SSE4::forward_many_rows, N_SSE4::forward_few_rows, N_SSE4::project_rows, &N_SSE4::kRowKernels}},
 #endif
 #if HWY_TARGETS & HWY_NEON
-    {HWY_NEON, {"neon", N_NEON::forward_many_rows, N_NEON::forward_few_rows, N_NEON::project_rows}},
+    {HWY_NEON,
+     {"neon", N_NEON::forward_many_rows, N_NEON::forward_few_rows, N_NEON::project_rows, &N_NEON::kRowKernels}},
 #endif
-    {0, {"plain", forward_plain, forward_plain, project_plain}},
+    {0, {"plain", forward_plain, forward_plain, project_plain, &kPlainRowKernels}},
 };
 
 std::vector<ForwardKernels> detect() {

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "core/output_scale.hpp"
+#include "cpu/row_kernels.hpp"
 #include "mask/program.hpp"
 #include "qkv/tensor.hpp"
 
@@ -125,6 +126,7 @@ struct ForwardKernels {
   ForwardKernel many_rows;  // tiles of packed rows: prefill
   ForwardKernel few_rows;   // a row group at a time straight from the cache: decode
   ProjectKernel project_rows;
+  const RowKernels* rows;  // the same bits in all
 };
 
 // The plain definition on a task: what both kernels must equal within rounding.
