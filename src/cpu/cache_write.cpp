@@ -4,24 +4,12 @@
 #include <cstring>
 
 #include "core/eight_bit.hpp"
-#include "core/float16.hpp"
 #include "core/scale_layout.hpp"
-#include "cpu/quantise.hpp"
+#include "cpu/kernels.hpp"
 #include "cpu/threads.hpp"
 
 namespace qkv::cpu {
 namespace {
-
-void convert_row(const std::byte* source, DType source_dtype, std::byte* target, DType target_dtype, int64_t count) {
-  if (source_dtype == target_dtype) {
-    std::memcpy(target, source, count * size_bytes(target_dtype));
-    return;
-  }
-  for (int64_t c = 0; c < count; ++c) {
-    const float value = load_f32(source + c * size_bytes(source_dtype), source_dtype);
-    store_f32(target + c * size_bytes(target_dtype), target_dtype, value);
-  }
-}
 
 // Keys or values: the rows of new tokens, where they go, and the scales of the latter.
 struct Side {
@@ -29,6 +17,7 @@ struct Side {
   const Tensor& pages;
   CacheScales granularity;
   ScaleLayout scales;
+  const RowKernels& kernels;
 
   // All heads of one token, from a packed tensor to its place in the cache.
   void write_token(int64_t token, int64_t request, int64_t page, int64_t offset) const {
@@ -39,15 +28,20 @@ struct Side {
     for (int64_t head = 0; head < pages.shape[2]; ++head) {
       const std::byte* row = from + head * source.stride[1] * size_bytes(source.dtype);
       std::byte* target = to + head * pages.stride[2] * size_bytes(pages.dtype);
-      if (granularity == CacheScales::none) {
-        convert_row(row, source.dtype, target, pages.dtype, dim);
+      if (granularity == CacheScales::none && source.dtype == pages.dtype) {
+        std::memcpy(target, row, dim * size_bytes(pages.dtype));
         continue;
       }
-      float& scale = *scales.at(request, page, offset, head);
-      if (granularity == CacheScales::per_token_head) {
-        scale = index::row_scale(largest_magnitude(row, source.dtype, dim), largest_8bit(pages.dtype));
+      RowConversion conversion{source.dtype, pages.dtype};
+      if (granularity != CacheScales::none) {
+        float& scale = *scales.at(request, page, offset, head);
+        if (granularity == CacheScales::per_token_head) {
+          scale = index::row_scale(kernels.largest_magnitude(source.dtype, row, dim), largest_8bit(pages.dtype));
+        }
+        conversion.scaling = Scaling::divided;
+        conversion.scale = scale;
       }
-      quantise_row(row, source.dtype, scale, target, pages.dtype, dim);
+      kernels.convert(conversion, row, dim, target);
     }
   }
 };
@@ -62,8 +56,9 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, C
   const auto num_slots = static_cast<int64_t>(slot_mapping.size());
   const int64_t page_size = cache.key.shape[1];
   const int64_t work = num_slots * cache.key.shape[2] * (cache.key.shape[3] + cache.value.shape[3]);
-  const Side keys{key, cache.key, scales, scale_layout(scales, cache.key_scale)};
-  const Side values{value, cache.value, scales, scale_layout(scales, cache.value_scale)};
+  const RowKernels& kernels = *forward_kernels().rows;
+  const Side keys{key, cache.key, scales, scale_layout(scales, cache.key_scale), kernels};
+  const Side values{value, cache.value, scales, scale_layout(scales, cache.value_scale), kernels};
   parallel_for((num_slots + kTokensPerTask - 1) / kTokensPerTask, work, [&](int64_t task) {
     const int64_t end = std::min(num_slots, (task + 1) * kTokensPerTask);
     for (int64_t token = task * kTokensPerTask; token < end; ++token) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/float16.hpp"
 #include "core/index/paging.hpp"
+#include "cpu/kernels.hpp"
 #include "cpu/threads.hpp"
 
 namespace qkv::cpu {
@@ -14,13 +14,11 @@ namespace {
 constexpr int64_t kRowsPerTask = 64;
 
 // One head of one token. Other formats are 8-bit ones to be widened.
-void move_row(const std::byte* from, DType from_dtype, std::byte* to, DType to_dtype, int64_t count, float scale) {
-  if (from_dtype == to_dtype) {
-    std::memcpy(to, from, static_cast<size_t>(count * size_bytes(to_dtype)));
-    return;
-  }
-  for (int64_t c = 0; c < count; ++c) {
-    store_f32(to + c * size_bytes(to_dtype), to_dtype, load_f32(from + c, from_dtype) * scale);
+void move_row(const RowConversion& conversion, const std::byte* from, std::byte* to, int64_t count) {
+  if (conversion.from == conversion.to) {
+    std::memcpy(to, from, static_cast<size_t>(count * size_bytes(conversion.to)));
+  } else {
+    forward_kernels().rows->convert(conversion, from, count, to);
   }
 }
 
@@ -29,8 +27,9 @@ void move_token(const Tensor& pages, int64_t page, int64_t offset, const Tensor&
                      (page * pages.stride[0] + offset * pages.stride[1]) * size_bytes(pages.dtype);
   auto* to = static_cast<std::byte*>(rows.data) + row * rows.stride[0] * size_bytes(rows.dtype);
   for (int64_t head = 0; head < rows.shape[1]; ++head) {
-    move_row(from + head * pages.stride[2] * size_bytes(pages.dtype), pages.dtype,
-             to + head * rows.stride[1] * size_bytes(rows.dtype), rows.dtype, rows.shape[2], scale);
+    move_row({pages.dtype, rows.dtype, Scaling::multiplied, scale},
+             from + head * pages.stride[2] * size_bytes(pages.dtype),
+             to + head * rows.stride[1] * size_bytes(rows.dtype), rows.shape[2]);
   }
 }
 

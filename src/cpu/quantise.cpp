@@ -1,13 +1,12 @@
 #include "cpu/quantise.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "core/eight_bit.hpp"
-#include "core/float16.hpp"
 #include "core/index/token_requests.hpp"
 #include "core/scale_layout.hpp"
+#include "cpu/kernels.hpp"
 #include "cpu/threads.hpp"
 
 namespace qkv::cpu {
@@ -38,7 +37,7 @@ class Rows {
     for_each_token([&](int64_t token) {
       for (int64_t head = 0; head < rows_.shape[1]; ++head) {
         float& largest = of_tokens[token * num_scales_ + head / heads_of_scale_];
-        largest = std::max(largest, largest_magnitude(row(token, head), rows_.dtype, rows_.shape[2]));
+        largest = std::max(largest, kernels_.largest_magnitude(rows_.dtype, row(token, head), rows_.shape[2]));
       }
     });
     std::vector<float> largest(num_requests_ * num_scales_, 0.0F);
@@ -61,8 +60,8 @@ class Rows {
       const int64_t request = request_of(token);
       for (int64_t head = 0; head < rows_.shape[1]; ++head) {
         auto* target = static_cast<std::byte*>(out_.data) + token * out_.stride[0] + head * out_.stride[1];
-        quantise_row(row(token, head), rows_.dtype, *scales_.at(request, 0, 0, head / heads_of_scale_), target,
-                     out_.dtype, rows_.shape[2]);
+        const float scale = *scales_.at(request, 0, 0, head / heads_of_scale_);
+        kernels_.convert({rows_.dtype, out_.dtype, Scaling::divided, scale}, row(token, head), rows_.shape[2], target);
       }
     });
   }
@@ -88,6 +87,7 @@ class Rows {
     });
   }
 
+  const RowKernels& kernels_ = *forward_kernels().rows;
   const Tensor& rows_;
   const Tensor& out_;
   const ScaleLayout scales_;
@@ -98,22 +98,6 @@ class Rows {
 };
 
 }  // namespace
-
-float largest_magnitude(const std::byte* row, DType dtype, int64_t count) {
-  float largest = 0;
-  for (int64_t c = 0; c < count; ++c) {
-    const float magnitude = std::fabs(load_f32(row + c * size_bytes(dtype), dtype));
-    if (std::isfinite(magnitude)) largest = std::max(largest, magnitude);
-  }
-  return largest;
-}
-
-void quantise_row(const std::byte* row, DType dtype, float scale, std::byte* target, DType target_dtype,
-                  int64_t count) {
-  for (int64_t c = 0; c < count; ++c) {
-    store_f32(target + c, target_dtype, load_f32(row + c * size_bytes(dtype), dtype) / scale);
-  }
-}
 
 void quantise(const Tensor& rows, const Tensor& out, const Tensor& scale, ScaleSource source,
               const Tensor& query_start_loc) {
