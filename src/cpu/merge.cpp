@@ -5,7 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "core/float16.hpp"
+#include "core/float8.hpp"
+#include "cpu/kernels.hpp"
 #include "cpu/threads.hpp"
 
 namespace qkv::cpu {
@@ -17,23 +18,18 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int32_t kStrip = index::kScaleGroup;
 using Strip = std::array<float, kStrip>;
 
-void load_strip(const std::byte* row, DType dtype, int32_t begin, int32_t count, Strip& strip) {
-  if (dtype == DType::f32) {
-    std::memcpy(strip.data(), row + begin * sizeof(float), count * sizeof(float));
-    return;
-  }
-  for (int32_t c = 0; c < count; ++c) strip[c] = load_f32(row + (begin + c) * sizeof(uint16_t), dtype);
-}
+// How many rows before it is merged a row is asked for: rows of several states, and LSEs that lie a head apart, come in
+// an order that the hardware does not foresee.
+constexpr int64_t kRowsAhead = 4;
 
-void store_strip(std::byte* row, DType dtype, int32_t begin, int32_t count, const OutputScale& out_scale,
-                 const Strip& strip) {
-  const float scale = out_scale.of_group(dtype, begin / kStrip, strip.data(), count);
-  for (int32_t c = 0; c < count; ++c) store_f32(row + (begin + c) * size_bytes(dtype), dtype, strip[c] / scale);
+void prefetch(const void* address, int64_t bytes) {
+  constexpr int64_t kCacheLineBytes = 64;
+  for (int64_t i = 0; i < bytes; i += kCacheLineBytes) __builtin_prefetch(static_cast<const std::byte*>(address) + i);
 }
 
 }  // namespace
 
-float merge_row(std::span<const StateRow> states, const float* sink, int32_t dim, std::byte* out, DType out_dtype,
+float merge_row(std::span<StateRow> states, const float* sink, int32_t dim, std::byte* out, DType out_dtype,
                 const OutputScale& out_scale) {
   float maximum = sink != nullptr ? *sink : -kInfinity;
   bool is_nan = false;
@@ -44,20 +40,25 @@ float merge_row(std::span<const StateRow> states, const float* sink, int32_t dim
   }
   const bool is_empty = maximum == -kInfinity;
   float denominator = sink != nullptr && !is_empty ? std::exp(*sink - maximum) : 0.0F;
-  for (const StateRow& state : states) denominator += state.lse == -kInfinity ? 0.0F : std::exp(state.lse - maximum);
+  for (StateRow& state : states) {
+    state.weight = state.lse == -kInfinity ? 0.0F : std::exp(state.lse - maximum);
+    denominator += state.weight;
+  }
 
+  const RowKernels& kernels = *forward_kernels().rows;
+  RowConversion rounding{DType::f32, out_dtype, is_float8(out_dtype) ? Scaling::divided : Scaling::multiplied};
   Strip sum;
-  Strip values;
   for (int32_t begin = 0; begin < dim; begin += kStrip) {
     const int32_t count = std::min(kStrip, dim - begin);
-    sum.fill(is_nan ? std::numeric_limits<float>::quiet_NaN() : 0.0F);
+    std::fill_n(sum.data(), count, is_nan ? std::numeric_limits<float>::quiet_NaN() : 0.0F);
     for (const StateRow& state : states) {
       if (state.lse == -kInfinity || is_nan || state.out == nullptr) continue;
-      const float weight = std::exp(state.lse - maximum) / denominator;
-      load_strip(state.out, state.dtype, begin, count, values);
-      for (int32_t c = 0; c < count; ++c) sum[c] += weight * values[c];
+      kernels.add_weighted(state.dtype, state.out + begin * size_bytes(state.dtype), state.weight / denominator, count,
+                           sum.data());
     }
-    store_strip(out, out_dtype, begin, count, out_scale, sum);
+    rounding.scale = out_scale.of_group(out_dtype, begin / kStrip, sum.data(), count);
+    kernels.convert(rounding, reinterpret_cast<const std::byte*>(sum.data()), count,
+                    out + begin * size_bytes(out_dtype));
   }
   if (is_nan) return std::numeric_limits<float>::quiet_NaN();
   return is_empty ? -kInfinity : maximum + std::log(denominator);
@@ -65,6 +66,7 @@ float merge_row(std::span<const StateRow> states, const float* sink, int32_t dim
 
 void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse, const Tensor& out_scale) {
   const OutputScale scale = output_scale(out_scale);
+  const int64_t num_tokens = out.shape[0];
   const int64_t num_heads = out.shape[1];
   const auto dim = static_cast<int32_t>(out.shape[2]);
   const auto row_of = [](const Tensor& tensor, int64_t token, int64_t head) {
@@ -74,9 +76,17 @@ void merge_states(const std::vector<State>& states, const Tensor& out, const Ten
   const auto lse_of = [](const Tensor& tensor, int64_t token, int64_t head) {
     return static_cast<float*>(tensor.data) + head * tensor.stride[0] + token * tensor.stride[1];
   };
-  parallel_for(out.shape[0], out.num_elements() * static_cast<int64_t>(states.size()), [&](int64_t token) {
+  const auto prefetch_states = [&](int64_t token, int64_t head) {
+    for (const State& state : states) {
+      prefetch(lse_of(state.lse, token, head), sizeof(float));
+      if (state.out.is_given()) prefetch(row_of(state.out, token, head), dim * size_bytes(state.out.dtype));
+    }
+  };
+  parallel_for(num_tokens, out.num_elements() * static_cast<int64_t>(states.size()), [&](int64_t token) {
     std::vector<StateRow> rows(states.size());
     for (int64_t head = 0; head < num_heads; ++head) {
+      const int64_t ahead = token * num_heads + head + kRowsAhead;
+      if (ahead < num_tokens * num_heads) prefetch_states(ahead / num_heads, ahead % num_heads);
       for (size_t s = 0; s < states.size(); ++s) {
         rows[s] = {row_of(states[s].out, token, head), states[s].out.dtype, *lse_of(states[s].lse, token, head)};
       }

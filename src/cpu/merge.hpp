@@ -17,11 +17,12 @@ struct StateRow {
   const std::byte* out;
   DType dtype;
   float lse;
+  float weight = 0;  // for merge_row to write
 };
 
 // Joins the states in the order given, then the sink (if not nullptr), and stores `dim` values at `out` in `out_dtype`,
 // 8-bit ones divided by the row's scales. Returns the LSE of the union. `out` may be one of the states' rows.
-float merge_row(std::span<const StateRow> states, const float* sink, int32_t dim, std::byte* out, DType out_dtype,
+float merge_row(std::span<StateRow> states, const float* sink, int32_t dim, std::byte* out, DType out_dtype,
                 const OutputScale& out_scale);
 
 // The same for all rows of checked tensors; lse may be absent, and out_scale is if `out` is not of 8-bit floats.
