@@ -15,8 +15,10 @@ bool widens(const LayerSpec& layer) { return is_float8(layer.kv_dtype) && !is_fl
 
 index::ManyRowsShape shape_of(const LayerSpec& layer) {
   if (widens(layer)) return index::many_rows_widening_shape();
-  return is_float8(layer.query_dtype) ? index::many_rows_f8_shape(layer.head_dim, layer.value_dim())
-                                      : index::many_rows_shape(layer.head_dim, layer.value_dim());
+  if (!is_float8(layer.query_dtype)) return index::many_rows_shape(layer.head_dim, layer.value_dim());
+  const bool has_alibi = layer.alibi_per_request || !layer.alibi_slopes.empty();
+  const bool keeps_more = (layer.softcap > 0 && has_alibi) || layer.output_scales == OutputScales::per_token_group;
+  return index::many_rows_f8_shape(layer.head_dim, layer.value_dim(), keeps_more);
 }
 
 int shared_bytes_of(const LayerSpec& layer, const index::ManyRowsShape& shape) {

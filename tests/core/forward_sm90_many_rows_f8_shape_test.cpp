@@ -5,17 +5,20 @@
 #include <array>
 #include <cstdint>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace qkv::index {
 namespace {
 
 constexpr int kHeadSizes[] = {64, 128, 256};
+constexpr std::pair<int, bool> kKinds[] = {{64, false}, {128, false}, {256, false},
+                                           {64, true},  {128, true},  {256, true}};
 constexpr int kSharedBytes = 232448;  // of a CTA on sm_90
 
 TEST(many_rows_f8_shape, fits_registers_and_shared_memory) {
-  for (const int dim : kHeadSizes) {
-    const ManyRowsShape shape = many_rows_f8_shape(dim, dim);
+  for (const auto& [dim, keeps_more] : kKinds) {
+    const ManyRowsShape shape = many_rows_f8_shape(dim, dim, keeps_more);
     const int chunk_columns = many_rows_f8_chunk_columns(dim);
     const bool shares_registers = dim == chunk_columns && chunk_columns == shape.tile_kv;  // of scores
     const int matrices = dim / 2 + shape.tile_kv / 2 + (shares_registers ? 0 : chunk_columns / 2);
@@ -32,8 +35,8 @@ TEST(many_rows_f8_shape, fits_registers_and_shared_memory) {
 }
 
 TEST(many_rows_f8_layout, regions_follow_one_another_on_swizzle_boundaries) {
-  for (const int dim : kHeadSizes) {
-    const ManyRowsShape shape = many_rows_f8_shape(dim, dim);
+  for (const auto& [dim, keeps_more] : kKinds) {
+    const ManyRowsShape shape = many_rows_f8_shape(dim, dim, keeps_more);
     const ManyRowsF8Layout layout = many_rows_f8_layout(shape, dim, dim);
     EXPECT_EQ(layout.key_begin, shape.query_slots * shape.consumers * 64 * dim);
     EXPECT_EQ(layout.loaded_value_begin - layout.key_begin, 2 * shape.tile_kv * dim);

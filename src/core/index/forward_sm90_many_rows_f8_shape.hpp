@@ -17,11 +17,12 @@ constexpr int kManyRowsF8KeyColumns = 128;  // of queries and keys: products ove
 constexpr int kManyRowsF8TurnedStages = 4;
 
 // Registers decide (152 a thread for three consumers, 232 for two): output dim_v/2, scores tile_kv/2; products with
-// values take the scores' registers, and at 256 columns as many again: together at most registers - 24. With two
-// consumers products and softmax take turns; three fill each other's waits without.
-QKV_HOST_DEVICE constexpr ManyRowsShape many_rows_f8_shape(int head_dim, int head_dim_v) {
-  if (head_dim <= 128 && head_dim_v <= 128) return {3, 128, 1, 2, false};
-  return {2, 64, 1, 2, true};
+// values take the scores' registers, and at 256 columns as many again: together at most registers - 24. Layers whose
+// rows keep more in hand have no room for the third. Two consumers take turns at products; three fill each other's
+// waits without.
+QKV_HOST_DEVICE constexpr ManyRowsShape many_rows_f8_shape(int head_dim, int head_dim_v, bool keeps_more) {
+  if (head_dim > 128 || head_dim_v > 128) return {2, 64, 1, 2, true};
+  return keeps_more ? ManyRowsShape{2, 128, 1, 2, true} : ManyRowsShape{3, 128, 1, 2, false};
 }
 
 // Of the output: a product with values is added to it chunk by chunk.

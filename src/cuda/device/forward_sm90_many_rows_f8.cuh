@@ -29,7 +29,8 @@
 namespace qkv::cuda {
 namespace many_rows_f8 {
 
-constexpr index::ManyRowsShape kShape = index::many_rows_f8_shape(key::head_dim, key::head_dim_v);
+constexpr index::ManyRowsShape kShape =
+    index::many_rows_f8_shape(key::head_dim, key::head_dim_v, key::tile_q < 3 * index::kManyRowsRowsPerConsumer);
 constexpr index::ManyRowsF8Layout kLayout = index::many_rows_f8_layout(kShape, key::head_dim, key::head_dim_v);
 constexpr int kThreads = index::many_rows_threads(kShape);
 constexpr int kKeyColumns = tile::kColumns;                               // of a block, in units of 16 bits
