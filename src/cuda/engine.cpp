@@ -76,7 +76,7 @@ struct SlotArrays {
 };
 
 void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& value, const KvCache& cache,
-                 CacheScales scales, const SlotArrays& slots, jit::CUstream stream) {
+                 CacheScales scales, const SlotArrays& slots, const DeviceFacts& facts, jit::CUstream stream) {
   if (slots.num_ctas == 0) return;
   CacheWriteParams params{};
   params.sides[0] = side_of(key, cache.key);
@@ -90,7 +90,10 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
     params.scales[1] = scales_of(scales, cache.value_scale);
     params.slot_requests = slots.requests;
     params.token_scales = scales == CacheScales::per_token_head ? 1 : 0;
-    launch(kernel, {slots.num_ctas, 1, index::kQuantisingThreads, 0}, {&params}, stream);
+    // Not more than run at once: a CTA takes several slots a turn, and finds out once how.
+    constexpr uint32_t kResident = 4;
+    const uint32_t at_once = kResident * static_cast<uint32_t>(facts.num_multiprocessors);
+    launch(kernel, {std::min(slots.num_ctas, at_once), 1, index::kQuantisingThreads, 0}, {&params}, stream);
     return;
   }
   const int64_t chunks = cache.key.shape[2] * (cache.key.shape[3] + 7) / 8;
@@ -234,7 +237,7 @@ class CudaLayer final : public plan::LayerEngine {
     constexpr int32_t kCtas = 16;  // a multiprocessor's, of 128 threads
     write_cache(*cache_write_, key, value, cache, plan.layer.cache->scales,
                 {placed.slots, placed.num_slots, placed.slot_requests, placed.grid_of(placed.max_slots, kCtas)},
-                handle_of(stream));
+                device_facts(device_index_), handle_of(stream));
   }
 
  private:
@@ -367,7 +370,7 @@ class CudaEngine final : public plan::Engine {
     write_cache(
         kernel, key, value, cache, scales,
         {slots.as<const int64_t>(slots_at), slots.as<const int>(count_at), nullptr, static_cast<uint32_t>(num_slots)},
-        handle_of(stream));
+        device_facts(device_index_), handle_of(stream));
     // The slots' memory must outlive the launch. Layers keep theirs in the plan; this single call waits.
     jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
   }
