@@ -85,7 +85,8 @@ void run(const std::string& device_name, const std::string& out) {
     for (const int32_t page_size : {16, 64}) {
       for (const auto& [num_requests, num_keys] : {std::pair(1, 32768), std::pair(64, 4096)}) {
         const Times times = time({num_requests, num_keys, page_size, dtype}, device, clock);
-        const std::string name = fmt::format("{} x {}, page {}, {}", num_requests, num_keys, page_size, to_string(dtype));
+        const std::string name =
+            fmt::format("{} x {}, page {}, {}", num_requests, num_keys, page_size, to_string(dtype));
         const double share = times.copy / times.gather;
         fmt::print("{:<34} {:>9.1f} {:>9.1f} {:>7.0f}% {:>12.1f}\n", name, times.gather * 1e6, times.copy * 1e6,
                    100 * share, times.gather_with_plan * 1e6);
