@@ -125,7 +125,8 @@ TEST(casebook, case_059_every_entry_point_applies_the_scales) {
 
 TEST(casebook, case_061_each_request_and_head_has_its_own_scales) {
   const std::vector<float> key_scale = {0.01F, 0.03F, 0.1F, 0.2F, 0.3F, 0.7F, 1.5F, 3};
-  const std::vector<float> value_scale = {2, 0.02F, 0.9F, 0.4F, 0.05F, 0.6F, 0.15F, 1.1F};
+  // Values of some hundred at most: f32 sums of larger ones that cancel err by more than is allowed here.
+  const std::vector<float> value_scale = {0.25F, 0.02F, 0.9F, 0.4F, 0.05F, 0.6F, 0.15F, 1.1F};
   auto c = fp8_case(CacheScales::per_request_head);
   c.requests.resize(2);
   Step step(c);
