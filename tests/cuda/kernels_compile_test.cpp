@@ -179,9 +179,12 @@ TEST_P(kernels_compile, forward_sm80) {
         // CTAs that take turns at items keep two words more than there is room for, beside the largest tile, an f32
         // output and a mask of several operands.
         const bool all_at_once = layer.out_dtype() == DType::f32 && layer.head_dim == 128;
-        EXPECT_LE(compiled.usage.spill_store_bytes, (token_scales  ? 48
-                                                     : all_at_once ? 8
-                                                                   : 0) +
+        // Where nothing is hidden, ptxas interleaves more of a tile of 8-bit rows than registers hold.
+        const bool unmasked_bytes = size_bytes(layer.kv_dtype) == 1 && layer.mask && layer.mask->text() == "true";
+        EXPECT_LE(compiled.usage.spill_store_bytes, (unmasked_bytes ? 52
+                                                     : token_scales ? 48
+                                                     : all_at_once  ? 8
+                                                                    : 0) +
                                                         spills_of_distances(layer))
             << source.name;
       }
