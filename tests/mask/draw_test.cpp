@@ -1,8 +1,10 @@
 // Pictures: characters exactly, PNG files by their pixels.
 #include <png.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <filesystem>
+#include <string>
 
 #include "scene_of.hpp"
 
@@ -60,7 +62,8 @@ struct Picture {
 };
 
 Picture draw(const Mask& mask, const MaskScene& scene, int32_t tile_q, int32_t tile_kv) {
-  const std::string path = (std::filesystem::temp_directory_path() / "qkv_draw_test.png").string();
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("qkv_draw_" + std::to_string(getpid()) + ".png")).string();
   draw_mask_png(mask, scene, path, tile_q, tile_kv);
   Picture picture(path);
   std::filesystem::remove(path);

@@ -2,9 +2,11 @@
 #include "replay/replay.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <sstream>
+#include <string>
 
 #include "qkv/mask.hpp"
 #include "qkv/status.hpp"
@@ -59,7 +61,8 @@ TEST(Replay, runs_every_request_to_its_end_on_a_cpu) {
   EXPECT_GT(json["share"]["planning"], 0);
   EXPECT_GT(json["share"]["attention"], 0);
   EXPECT_LE(json["cache"]["most_use"], 1);
-  const std::string path = (std::filesystem::temp_directory_path() / "qkv_replay_test.png").string();
+  const std::string path =
+      (std::filesystem::temp_directory_path() / ("qkv_replay_" + std::to_string(getpid()) + ".png")).string();
   draw_report_png(report, path);
   EXPECT_GT(std::filesystem::file_size(path), 1000U);
   std::filesystem::remove(path);
