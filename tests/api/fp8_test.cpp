@@ -4,27 +4,23 @@
 #include <cstring>
 
 #include "core/float8.hpp"
-#include "support/small_layer.hpp"
+#include "support/eight_bit_case.hpp"
 
 namespace qkv {
 namespace {
 
 using testing::case_of;
+using testing::eight_bit_case;
 using testing::expect_agrees;
+using testing::expect_every_feature_agrees;
 using testing::expect_refused;
+using testing::kGranularities;
 using testing::view;
 
 constexpr auto kInvalid = ErrorCode::invalid_argument;
 constexpr auto kMismatch = ErrorCode::mismatch;
-constexpr CacheScales kGranularities[] = {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head,
-                                          CacheScales::per_token_head};
 
-tools::Case fp8_case(CacheScales scales, DType dtype = DType::f8e4m3) {
-  auto c = case_of(8, 4, 64, {1, 5, 70}, {40, 60, 90});
-  c.layer.kv_dtype = dtype;
-  c.layer.cache->scales = scales;
-  return c;
-}
+tools::Case fp8_case(CacheScales scales, DType dtype = DType::f8e4m3) { return eight_bit_case(scales, dtype); }
 
 // A case after update_cache, and what forward makes of it.
 struct Step {
@@ -191,19 +187,7 @@ TEST(fp8, every_granularity_format_and_feature) {
   for (const CacheScales granularity : kGranularities) {
     for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
       auto c = fp8_case(granularity, dtype);
-      expect_agrees(c);
-      c.layer.softcap = 20;
-      c.layer.sinks.assign(8, 0.5F);
-      c.layer.mask = mask::window(30, 0);
-      expect_agrees(c);
-      c.layout.interleaved = true;
-      c.layer.cache->page_size = 1;
-      c.layer.alibi_slopes.assign(8, 0.1F);
-      expect_agrees(c);
-      c.requests.push_back({2, 5000});  // splits
-      c.layer.query_dtype = DType::bf16;
-      c.layer.head_dim_v = 24;
-      expect_agrees(c);
+      expect_every_feature_agrees(c);
     }
   }
 }

@@ -2,42 +2,24 @@
 // differ from 1 and from each other.
 #include <cmath>
 
-#include "support/small_layer.hpp"
+#include "support/eight_bit_case.hpp"
 
 namespace qkv {
 namespace {
 
-using testing::case_of;
+using testing::eight_bit_case;
 using testing::expect_agrees;
+using testing::expect_every_feature_agrees;
 using testing::expect_refused;
+using testing::kGranularities;
 using testing::view;
 
-constexpr CacheScales kGranularities[] = {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head,
-                                          CacheScales::per_token_head};
-
-tools::Case int8_case(CacheScales scales) {
-  auto c = case_of(8, 4, 64, {1, 5, 70}, {40, 60, 90});
-  c.layer.kv_dtype = DType::i8;
-  c.layer.cache->scales = scales;
-  return c;
-}
+tools::Case int8_case(CacheScales scales) { return eight_bit_case(scales, DType::i8); }
 
 TEST(int8, every_granularity_and_feature) {
   for (const CacheScales granularity : kGranularities) {
     auto c = int8_case(granularity);
-    expect_agrees(c);
-    c.layer.softcap = 20;
-    c.layer.sinks.assign(8, 0.5F);
-    c.layer.mask = mask::window(30, 0);
-    expect_agrees(c);
-    c.layout.interleaved = true;
-    c.layer.cache->page_size = 1;
-    c.layer.alibi_slopes.assign(8, 0.1F);
-    expect_agrees(c);
-    c.requests.push_back({2, 5000});  // splits
-    c.layer.query_dtype = DType::bf16;
-    c.layer.head_dim_v = 24;
-    expect_agrees(c);
+    expect_every_feature_agrees(c);
     c.layer.query_dtype = DType::f8e4m3;
     c.query_scales = CacheScales::per_head;
     c.layer.output_dtype = DType::f8e4m3;
