@@ -9,6 +9,7 @@
 #include "core/checks.hpp"
 #include "core/environment.hpp"
 #include "core/float8.hpp"
+#include "core/index/merge_teams.hpp"
 #include "core/index/quantised_rows.hpp"
 #include "core/output_scale.hpp"
 #include "core/scale_layout.hpp"
@@ -313,8 +314,12 @@ class CudaLayer final : public plan::LayerEngine {
     params.lse_head_stride = forward.lse_head_stride;
     params.lse_token_stride = forward.lse_token_stride;
     constexpr int32_t kCtas = 2;  // a multiprocessor's, times those that share rows
-    const auto row_blocks = static_cast<uint32_t>(std::min<int64_t>((plan.max_rows_of_merges + 3) / 4, kMaxGridY));
-    launch(*merge_, {plan.grid_of(plan.max_merges, kCtas), row_blocks, 128, 0}, {&params}, handle_of(call.stream));
+    const int rows_of_cta = index::merging_rows(params.head_dim_v);
+    const int64_t row_blocks = (plan.max_rows_of_merges + rows_of_cta - 1) / rows_of_cta;
+    launch(*merge_,
+           {plan.grid_of(plan.max_merges, kCtas), static_cast<uint32_t>(std::min<int64_t>(row_blocks, kMaxGridY)),
+            index::kMergingThreads, 0},
+           {&params}, handle_of(call.stream));
   }
 
   int32_t device_index_;
@@ -391,6 +396,8 @@ class CudaEngine final : public plan::Engine {
     params.head_dim_v = static_cast<int>(out.shape[2]);
     const int64_t num_rows = out.shape[0] * out.shape[1];
     if (num_rows == 0) return;
+    // The kernel counts them in 32 bits, up to the end of the last CTA.
+    if (num_rows > INT32_MAX) refuse("out", out.describe(), "at most 2^31 - 1 rows of tokens and heads on a GPU");
     DeviceBuffer many;
     if (views.size() <= static_cast<size_t>(kMaxInlineStates)) {
       std::copy(views.begin(), views.end(), params.inline_states);
@@ -401,7 +408,9 @@ class CudaEngine final : public plan::Engine {
       upload.place(many, handle_of(stream));
       params.states = many.as<const StateView>();
     }
-    launch(kernel, {static_cast<uint32_t>((num_rows + 3) / 4), 1, 128, 0}, {&params}, handle_of(stream));
+    const int rows_of_cta = index::merging_rows(params.head_dim_v);
+    const auto num_ctas = static_cast<uint32_t>((num_rows + rows_of_cta - 1) / rows_of_cta);
+    launch(kernel, {num_ctas, 1, index::kMergingThreads, 0}, {&params}, handle_of(stream));
     if (many.address() != 0) jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
   }
 
