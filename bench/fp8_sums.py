@@ -7,7 +7,7 @@ import math
 import ml_dtypes
 import numpy as np
 
-ROWS, BITS, LOG2_LARGEST, LOG2_RISE = 17, 14, 8, 16
+ROWS, TILE, BITS, LOG2_LARGEST, LOG2_RISE = 17, 128, 14, 8, 16
 SCALES = [5 / 448, 24 / 448, 6 / 448]  # of query, key, value
 
 
@@ -36,13 +36,11 @@ def attend(query, key, value):
 def attend_in_8_bits(query, key, value, two_levels, scale_of_step):
     """The kernel's steps; query, key and value are numbers of e4m3."""
     dim = query.shape[1]
-    scores = sum(multiply(query[:, d : d + 128], key[:, d : d + 128].T) for d in range(0, dim, 128))
-    scores = scores * (SCALES[0] * SCALES[1] / math.sqrt(dim) * math.log2(math.e))
+    scores = multiply(query, key.T) * (SCALES[0] * SCALES[1] / math.sqrt(dim) * math.log2(math.e))
     unit = np.full((len(query), 1), -np.inf)
     out, total = np.zeros((len(query), value.shape[1])), np.zeros((len(query), 1))
-    tile = 128 if dim <= 128 else 64
-    for begin in range(0, len(key), tile):
-        step = scores[:, begin : begin + tile]
+    for begin in range(0, len(key), TILE):
+        step = scores[:, begin : begin + TILE]
         largest = step.max(axis=1, keepdims=True) - LOG2_LARGEST
         moved = np.where(largest > unit + (LOG2_RISE if scale_of_step else 0), largest, unit)
         decay, unit = np.exp2(unit - moved), moved
@@ -50,10 +48,10 @@ def attend_in_8_bits(query, key, value, two_levels, scale_of_step):
         weights, factor = np.exp2(step - base), np.exp2(base - unit)
         total = total * decay + weights.sum(axis=1, keepdims=True) * factor
         if two_levels:
-            product = multiply(to_e4m3(weights), value[begin : begin + tile])
+            product = multiply(to_e4m3(weights), value[begin : begin + TILE])
             out = (out * decay + product * factor).astype(np.float32).astype(np.float64)
         else:
-            out = multiply(to_e4m3(weights), value[begin : begin + tile], out * decay)
+            out = multiply(to_e4m3(weights), value[begin : begin + TILE], out * decay)
     return out / total * SCALES[2]
 
 

@@ -20,16 +20,12 @@ TEST(many_rows_f8_shape, fits_registers_and_shared_memory) {
   for (const auto& [dim, keeps_more] : kKinds) {
     const ManyRowsShape shape = many_rows_f8_shape(dim, dim, keeps_more);
     const int chunk_columns = many_rows_f8_chunk_columns(dim);
-    const bool shares_registers = dim == chunk_columns && chunk_columns == shape.tile_kv;  // of scores
-    const int matrices = dim / 2 + shape.tile_kv / 2 + (shares_registers ? 0 : chunk_columns / 2);
+    const int product = chunk_columns == shape.tile_kv ? 0 : chunk_columns / 2;  // else in the scores' registers
+    const int weights = many_rows_f8_weights_in_registers(dim) ? shape.tile_kv / 8 : 0;
+    const int matrices = dim / 2 + shape.tile_kv / 2 + product + weights;
     EXPECT_LE(matrices, (shape.consumers == 3 ? 152 : 232) - 24) << dim;
     EXPECT_EQ(dim % chunk_columns, 0);
     EXPECT_EQ(shape.tile_kv % 32, 0);
-    // The second part of the keys takes a chunk's registers.
-    if (dim > kManyRowsF8KeyColumns) {
-      EXPECT_LE(dim, 2 * kManyRowsF8KeyColumns);
-      EXPECT_EQ(shape.tile_kv, chunk_columns);
-    }
     EXPECT_LE(many_rows_f8_layout(shape, dim, dim).bytes, kSharedBytes) << dim;
   }
 }
@@ -41,8 +37,9 @@ TEST(many_rows_f8_layout, regions_follow_one_another_on_swizzle_boundaries) {
     EXPECT_EQ(layout.key_begin, shape.query_slots * shape.consumers * 64 * dim);
     EXPECT_EQ(layout.loaded_value_begin - layout.key_begin, 2 * shape.tile_kv * dim);
     EXPECT_EQ(layout.value_begin - layout.loaded_value_begin, 2 * shape.tile_kv * dim);
-    EXPECT_EQ(layout.weight_begin - layout.value_begin, kManyRowsF8TurnedStages * shape.tile_kv * dim);
-    EXPECT_EQ(layout.control_begin - layout.weight_begin, 2 * shape.consumers * 64 * shape.tile_kv);
+    EXPECT_EQ(layout.weight_begin - layout.value_begin, many_rows_f8_turned_stages(dim) * shape.tile_kv * dim);
+    const int buffers = many_rows_f8_weights_in_registers(dim) ? 0 : 2;
+    EXPECT_EQ(layout.control_begin - layout.weight_begin, buffers * shape.consumers * 64 * shape.tile_kv);
     EXPECT_EQ(layout.bytes - layout.control_begin, kManyRowsControlBytes);
     const int block_bytes = 2 * many_rows_block_columns(many_rows_f8_units(dim));
     for (const int bytes : {layout.key_begin, layout.loaded_value_begin, layout.value_begin, layout.weight_begin,

@@ -11,22 +11,26 @@ namespace qkv::index {
 // kernel.
 QKV_HOST_DEVICE constexpr int many_rows_f8_units(int dim) { return dim / 2; }
 
-constexpr int kManyRowsF8KeyColumns = 128;  // of queries and keys: products over more are added in f32
 // Of turned values. A stage is free when the last warpgroup is done with it, part of a step behind the first one, and
-// takes most of a step to fill: with two, the warpgroups would wait for it.
-constexpr int kManyRowsF8TurnedStages = 4;
+// takes most of a step to fill: with two, three warpgroups would wait for it.
+QKV_HOST_DEVICE constexpr int many_rows_f8_turned_stages(int head_dim_v) { return head_dim_v <= 128 ? 4 : 2; }
 
-// Registers decide (152 a thread for three consumers, 232 for two): output dim_v/2, scores tile_kv/2; products with
-// values take the scores' registers, and at 256 columns as many again: together at most registers - 24. Layers whose
-// rows keep more in hand have no room for the third. Two consumers take turns at products; three fill each other's
-// waits without.
+// Registers decide (152 a thread for three consumers, 232 for two): output dim_v/2, scores tile_kv/2, whose registers
+// products with as many columns of values take, those of smaller products, weights tile_kv/8 where they stay in
+// registers: together at most registers - 24. Layers whose rows keep more in hand have no room for the third. Two
+// consumers take turns at products; three fill each other's waits without.
 QKV_HOST_DEVICE constexpr ManyRowsShape many_rows_f8_shape(int head_dim, int head_dim_v, bool keeps_more) {
-  if (head_dim > 128 || head_dim_v > 128) return {2, 64, 1, 2, true};
+  if (head_dim > 128 || head_dim_v > 128) return {2, 128, 1, 1, true};
   return keeps_more ? ManyRowsShape{2, 128, 1, 2, true} : ManyRowsShape{3, 128, 1, 2, false};
 }
 
 // Of the output: a product with values is added to it chunk by chunk.
-QKV_HOST_DEVICE constexpr int many_rows_f8_chunk_columns(int head_dim_v) { return head_dim_v <= 128 ? head_dim_v : 64; }
+QKV_HOST_DEVICE constexpr int many_rows_f8_chunk_columns(int head_dim_v) {
+  return head_dim_v <= 128 ? head_dim_v : 128;
+}
+
+// Where shared memory has no room for them, nor time: products would read them once a chunk.
+QKV_HOST_DEVICE constexpr bool many_rows_f8_weights_in_registers(int head_dim_v) { return head_dim_v > 128; }
 
 QKV_HOST_DEVICE constexpr bool many_rows_f8_supports(int head_dim, int head_dim_v, int page_size) {
   const bool is_tuned = head_dim == 64 || head_dim == 128 || head_dim == 256;
@@ -46,11 +50,12 @@ QKV_HOST_DEVICE constexpr ManyRowsF8Layout many_rows_f8_layout(const ManyRowsSha
   layout.query_slot_bytes = many_rows_tile_q(shape) * head_dim;
   layout.key_stage_bytes = shape.tile_kv * head_dim;
   layout.value_stage_bytes = shape.tile_kv * head_dim_v;
-  layout.weight_buffer_bytes = many_rows_tile_q(shape) * shape.tile_kv;
+  layout.weight_buffer_bytes =
+      many_rows_f8_weights_in_registers(head_dim_v) ? 0 : many_rows_tile_q(shape) * shape.tile_kv;
   layout.key_begin = shape.query_slots * layout.query_slot_bytes;
   layout.loaded_value_begin = layout.key_begin + kManyRowsStages * layout.key_stage_bytes;
   layout.value_begin = layout.loaded_value_begin + kManyRowsStages * layout.value_stage_bytes;
-  layout.weight_begin = layout.value_begin + kManyRowsF8TurnedStages * layout.value_stage_bytes;
+  layout.weight_begin = layout.value_begin + many_rows_f8_turned_stages(head_dim_v) * layout.value_stage_bytes;
   layout.control_begin = layout.weight_begin + 2 * layout.weight_buffer_bytes;
   layout.bytes = layout.control_begin + kManyRowsControlBytes;
   return layout;

@@ -1,10 +1,11 @@
 // Forward attention for Hopper, many query rows, queries, keys and values all e4m3: the kernel of
 // forward_sm90_many_rows.cuh on the tensor cores' 8-bit products, at twice their rate.
-//   scores  queries · keysᵀ, both as they lie; over more than 128 columns in two sums, which are added in f32
+//   scores  queries · keysᵀ, both as they lie
 //   values  weights, rounded to e4m3 with a scale of each row and step (tile/step_softmax.cuh), · values, which two
 //           warps turn round on their way (tile/turn_values.cuh). The product of a step is added to the output in f32:
 //           the tensor cores' own sums keep some 14 bits only
-// A warpgroup does one thing after another, and the others fill its waits: at most 128 columns leave room for three.
+// A warpgroup does one thing after another, and the others fill its waits: at most 128 columns leave room for three,
+// whose weights lie in shared memory; of two, they stay in registers.
 // docs/forward_sm90_many_rows_f8.md tells why; core/index/forward_sm90_many_rows_f8_shape.hpp has its shapes.
 //
 // The text before this file: as for forward_sm90_many_rows.cuh.
@@ -36,17 +37,16 @@ constexpr int kThreads = index::many_rows_threads(kShape);
 constexpr int kKeyColumns = tile::kColumns;                               // of a block, in units of 16 bits
 constexpr int kValueColumns = index::many_rows_f8_units(kShape.tile_kv);  // of a row of turned values, likewise
 constexpr int kKeySteps = key::head_dim / 32;                             // products of k = 32
-constexpr int kKeyPartSteps = index::kManyRowsF8KeyColumns / 32;          // that are summed by the tensor cores
 constexpr int kChunkColumns = index::many_rows_f8_chunk_columns(key::head_dim_v);
 constexpr int kChunks = key::head_dim_v / kChunkColumns;  // of the output
+constexpr bool kTakesScores = kChunkColumns == kShape.tile_kv;
+constexpr bool kWeightsInRegisters = index::many_rows_f8_weights_in_registers(key::head_dim_v);
 // 168 x 384 threads, 128 x 512.
 constexpr int kConsumerRegisters = kShape.consumers == 2 ? 232 : 152,
               kLoaderRegisters = kShape.consumers == 2 ? 40 : 56;
-constexpr bool kTwoKeyParts = kKeySteps > kKeyPartSteps;
 
 static_assert(kShape.tile_kv == key::tile_kv && index::many_rows_tile_q(kShape) == key::tile_q);
 static_assert(index::many_rows_f8_supports(key::head_dim, key::head_dim_v, key::page_size));
-static_assert(!kTwoKeyParts || (kKeySteps <= 2 * kKeyPartSteps && kShape.tile_kv == kChunkColumns));
 
 // A warpgroup of 64 query rows.
 class Consumer : tile::StepConsumer<kShape> {
@@ -73,7 +73,6 @@ class Consumer : tile::StepConsumer<kShape> {
   __device__ __forceinline__ bool run_step() {
     wait(float8_control_->turned_full[turned_.stage()], turned_.phase());
     take_turn();
-    multiply_values<kStage, 0>();
     add_chunks<kStage, 0>();
     release(float8_control_->turned_free[turned_.stage()]);
     turned_.advance();
@@ -92,24 +91,19 @@ class Consumer : tile::StepConsumer<kShape> {
     return true;
   }
 
-  // The product with chunk kChunk is under way: adds it and those behind it, each while the next one runs.
+  // The products with chunk kChunk of the values and those behind it.
   template <int kStage, int kChunk>
   __device__ __forceinline__ void add_chunks() {
-    if constexpr (kChunk + 1 < kChunks) {
-      multiply_values<kStage, kChunk + 1>();
-      ptx::wgmma_wait_group<1>();
-      add_product<kChunk>();
-      add_chunks<kStage, kChunk + 1>();
-    } else {
-      ptx::wgmma_wait_group<0>();
-      add_product<kChunk>();
-    }
+    multiply_values<kStage, kChunk>();
+    ptx::wgmma_wait_group<0>();
+    add_product<kChunk>();
+    if constexpr (kChunk + 1 < kChunks) add_chunks<kStage, kChunk + 1>();
   }
 
   template <int kChunk>
   __device__ __forceinline__ void add_product() {
     constexpr int kCount = kChunkColumns / 2;
-    auto& product = product_of<kChunk>();
+    auto& product = product_registers();
     ptx::pin(product);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -118,10 +112,10 @@ class Consumer : tile::StepConsumer<kShape> {
     }
   }
 
-  // Scores have become weights in shared memory: products as large take their registers in turns with others.
-  template <int kChunk>
-  __device__ __forceinline__ auto& product_of() {
-    if constexpr (kChunkColumns == kTileKv && kChunk % 2 == 0) {
+  // Scores have become weights: a product with values that is as large takes their registers. (In half of them, ptxas
+  // serialises the products.)
+  __device__ __forceinline__ auto& product_registers() {
+    if constexpr (kTakesScores) {
       return scores_;
     } else {
       return product_;
@@ -134,11 +128,6 @@ class Consumer : tile::StepConsumer<kShape> {
   __device__ __forceinline__ void weigh() {
     ptx::wgmma_wait_group<0>();
     ptx::pin(scores_);
-    if constexpr (kTwoKeyParts) {
-      ptx::pin(product_);
-#pragma unroll
-      for (int i = 0; i < kTileKv / 2; ++i) scores_[i] += product_[i];
-    }
     release_keys<kBuffer>(step_);
     if (step_.bits & kStepFirst) softmax_ = tile::StepSoftmax();
     float decay[2];
@@ -146,28 +135,35 @@ class Consumer : tile::StepConsumer<kShape> {
     if (hides(step_)) hide(step_);
     const bool moved = softmax_.find_scale(scores_, score_factor(), scale_, decay);
     softmax_.exponentiate(scores_, score_factor(), scale_);
-    store_weights(tile::address_of_descriptor(weights_) + kBuffer * kLayout.weight_buffer_bytes);
+    if constexpr (kWeightsInRegisters) {
+#pragma unroll
+      for (int i = 0; i < kTileKv / 8; ++i) packed_[i] = packed(i);
+    } else {
+      store_weights(tile::address_of_descriptor(weights_) + kBuffer * kLayout.weight_buffer_bytes);
+    }
     if (moved) {
 #pragma unroll
       for (int i = 0; i < key::head_dim_v / 2; ++i) output_[i] *= decay[i >> 1 & 1];
     }
-    ptx::fence_proxy_async();
-    ptx::named_barrier_sync(kBarrierWarpgroup + consumer_, 128);
+    if constexpr (!kWeightsInRegisters) {
+      ptx::fence_proxy_async();
+      ptx::named_barrier_sync(kBarrierWarpgroup + consumer_, 128);
+    }
   }
 
-  // In the order of index::key_of_place, the 16 rows of a warp. Matrices of one stmatrix: rows 0 … 7 and 8 … 15 of 16
-  // keys, then of the next 16.
+  // Four neighbouring weights in the order of index::key_of_place: register i of the operand.
+  __device__ __forceinline__ unsigned packed(int i) const {
+    const float* s = &scores_[i / 2 * 8 + i % 2 * 2];
+    return ptx::pack_e4m3x4(s[0], s[1], s[4], s[5]);
+  }
+
+  // The 16 rows of a warp. Matrices of one stmatrix: rows 0 … 7 and 8 … 15 of 16 keys, then of the next 16.
   __device__ __forceinline__ void store_weights(unsigned memory) const {
     const int lane = lane_index(), row = threadIdx.x % 128 / 32 * 16 + lane % 16;
 #pragma unroll
     for (int i = 0; i < kTileKv / 32; ++i) {
-      unsigned packed[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float* s = &scores_[i * 16 + j / 2 * 8 + j % 2 * 2];
-        packed[j] = ptx::pack_e4m3x4(s[0], s[1], s[4], s[5]);
-      }
-      ptx::stmatrix_x4(memory + index::weight_offset(row, 2 * i + lane / 16, kTileKv), packed);
+      const unsigned matrices[4] = {packed(4 * i), packed(4 * i + 1), packed(4 * i + 2), packed(4 * i + 3)};
+      ptx::stmatrix_x4(memory + index::weight_offset(row, 2 * i + lane / 16, kTileKv), matrices);
     }
   }
 
@@ -175,48 +171,47 @@ class Consumer : tile::StepConsumer<kShape> {
     return tile::kTransformsScores ? 1.0F : float8_control_->scales[items_ % kItemRecords].score;
   }
 
-  // Over more columns than the tensor cores shall sum up in two parts.
   template <int kStage>
   __device__ __forceinline__ void multiply_keys() {
-    ptx::pin(scores_);
-    if constexpr (kTwoKeyParts) ptx::pin(product_);
-    ptx::wgmma_fence();
-    multiply_key_part<kStage, 0>(scores_);
-    if constexpr (kTwoKeyParts) multiply_key_part<kStage, 1>(product_);
-    ptx::wgmma_commit_group();
-  }
-
-  template <int kStage, int kPart, int kCount>
-  __device__ __forceinline__ void multiply_key_part(float (&sums)[kCount]) {
     constexpr unsigned kSlotStep = kLayout.query_slot_bytes / 16;
     constexpr unsigned kStageStep = kLayout.key_stage_bytes / 16;
-    constexpr int kBegin = kPart * kKeyPartSteps;
-    constexpr int kEnd = kBegin + kKeyPartSteps < kKeySteps ? kBegin + kKeyPartSteps : kKeySteps;
     const unsigned queries = queries_ + (kShape.query_slots == 1 ? 0 : query_.stage() * kSlotStep);
+    ptx::pin(scores_);
+    ptx::wgmma_fence();
 #pragma unroll
-    for (int k = kBegin; k < kEnd; ++k) {
+    for (int k = 0; k < kKeySteps; ++k) {
       ptx::wgmma_k32_ss<tile::kDescriptorHigh<kKeyColumns>>(
-          sums, queries + tile::k_major_step<kKeyColumns>(k, 64),
-          keys_ + kStage * kStageStep + tile::k_major_step<kKeyColumns>(k, kTileKv), k > kBegin);
+          scores_, queries + tile::k_major_step<kKeyColumns>(k, 64),
+          keys_ + kStage * kStageStep + tile::k_major_step<kKeyColumns>(k, kTileKv), k > 0);
     }
+    ptx::wgmma_commit_group();
   }
 
   template <int kStage, int kChunk>
   __device__ __forceinline__ void multiply_values() {
     constexpr unsigned kStageStep = kLayout.value_stage_bytes / 16;
-    constexpr unsigned kBufferStep = kLayout.weight_buffer_bytes / 16;
     constexpr unsigned kChunkStep = kChunkColumns * kTileKv / 16;
     const unsigned values = values_ + turned_.stage() * kStageStep + kChunk * kChunkStep;
-    auto& product = product_of<kChunk>();
+    auto& product = product_registers();
     ptx::pin(product);
+    if constexpr (kWeightsInRegisters) ptx::pin(packed_);
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTileKv / 32; ++k) {
-      ptx::wgmma_k32_ss<tile::kDescriptorHigh<kValueColumns>>(
-          product, weights_ + kStage * kBufferStep + tile::k_major_step<kValueColumns>(k, 64),
-          values + tile::k_major_step<kValueColumns>(k, key::head_dim_v), k > 0);
+      multiply_step<kStage>(product, k, values + tile::k_major_step<kValueColumns>(k, key::head_dim_v));
     }
     ptx::wgmma_commit_group();
+  }
+
+  template <int kStage, int kCount>
+  __device__ __forceinline__ void multiply_step(float (&product)[kCount], int k, unsigned values) {
+    if constexpr (kWeightsInRegisters) {
+      ptx::wgmma_k32_rs<tile::kDescriptorHigh<kValueColumns>>(product, &packed_[4 * k], values, k > 0);
+    } else {
+      constexpr unsigned kBufferStep = kLayout.weight_buffer_bytes / 16;
+      const unsigned weights = weights_ + kStage * kBufferStep + tile::k_major_step<kValueColumns>(k, 64);
+      ptx::wgmma_k32_ss<tile::kDescriptorHigh<kValueColumns>>(product, weights, values, k > 0);
+    }
   }
 
   __device__ __forceinline__ void store_item() {
@@ -230,10 +225,11 @@ class Consumer : tile::StepConsumer<kShape> {
   const unsigned queries_, keys_, values_, weights_;  // descriptors of slot, stage and buffer 0
 
   float output_[key::head_dim_v / 2] = {};
-  float product_[kChunkColumns / 2];
-  tile::StepScale scale_ = {};                   // what the present step's weights stand for
-  tile::StepSoftmax softmax_;                    // of its item
-  Ring<index::kManyRowsF8TurnedStages> turned_;  // its values
+  float product_[kTakesScores ? 1 : kChunkColumns / 2];
+  unsigned packed_[kWeightsInRegisters ? kTileKv / 8 : 1];  // the present step's weights
+  tile::StepScale scale_ = {};                              // what they stand for
+  tile::StepSoftmax softmax_;                               // of its item
+  Ring<tile::kTurnedStages> turned_;                        // its values
 };
 
 }  // namespace many_rows_f8

@@ -11,13 +11,14 @@
 namespace qkv::cuda::tile {
 
 constexpr int kTurningWarps = 2;
+constexpr int kTurnedStages = index::many_rows_f8_turned_stages(key::head_dim_v);
 
 // Barriers as in Control: loaded_full has the loader's arrival, loaded_free and turned_full one of each turning warp,
 // turned_free one of each consumer warp.
 struct Float8Control {
   Control control;  // without its barriers of values
   unsigned long long loaded_full[2], loaded_free[2];
-  unsigned long long turned_full[index::kManyRowsF8TurnedStages], turned_free[index::kManyRowsF8TurnedStages];
+  unsigned long long turned_full[kTurnedStages], turned_free[kTurnedStages];
   int loaded_keys[2];               // by stage: keys that count, and kLoadedFinal
   ItemScales scales[kItemRecords];  // beside the records
 };
@@ -29,7 +30,7 @@ __device__ __forceinline__ void init_float8_control(Float8Control* control, int 
     ptx::mbarrier_init(shared_address_of(&control->loaded_full[i]), 1);
     ptx::mbarrier_init(shared_address_of(&control->loaded_free[i]), kTurningWarps);
   }
-  for (int i = 0; i < index::kManyRowsF8TurnedStages; ++i) {
+  for (int i = 0; i < kTurnedStages; ++i) {
     ptx::mbarrier_init(shared_address_of(&control->turned_full[i]), kTurningWarps);
     ptx::mbarrier_init(shared_address_of(&control->turned_free[i]), 4 * consumers);
   }
@@ -114,7 +115,7 @@ class ValueTurner {
   const unsigned loaded_, turned_;
   const int warp_;
   Ring<2> ring_;
-  Ring<index::kManyRowsF8TurnedStages> turned_ring_;
+  Ring<kTurnedStages> turned_ring_;
 };
 
 // Loads the values of each step behind its keys, by the same warp, whose lanes know where the boxes lie.
