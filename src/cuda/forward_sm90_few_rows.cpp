@@ -87,11 +87,12 @@ ForwardKey ForwardSm90FewRows::key(const LayerSpec& layer, const DeviceFacts& fa
            {"request_tile_q", variant.tile_q}}};
 }
 
-// One CTA an item. Where their number is only a bound: two waves, so that what the device has to spare behind the first
-// is used, and CTAs without an item cost little.
+// One CTA an item. Where their number is only a bound: four waves. Items are dealt out evenly, so that fewer waves leave
+// more of the last turn idle (256 requests of 1k keys: 16 % with two, 6 % with four); CTAs without an item cost time in
+// small batches (one request of 1k: 1.2 us with four, 6 with eight).
 uint32_t ForwardSm90FewRows::grid_of(const FewRowsLaunch& launch, int32_t ctas_per_multiprocessor) const {
   if (launch.is_exact) return static_cast<uint32_t>(launch.most_items);
-  constexpr int64_t kWaves = 2;
+  constexpr int64_t kWaves = 4;
   const int64_t enough = kWaves * facts_.num_multiprocessors * ctas_per_multiprocessor;
   return static_cast<uint32_t>((std::min(launch.most_items, enough) + kClusterSize - 1) / kClusterSize * kClusterSize);
 }
