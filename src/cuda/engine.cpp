@@ -73,12 +73,13 @@ struct SlotArrays {
   const int64_t* slots;
   const int* num_slots;
   const int* requests;  // where scales are of requests
-  uint32_t num_ctas;    // that take turns at the slots, where one takes a whole slot at a time
+  int64_t most;         // slots
+  uint32_t num_ctas;    // that take turns at them, where one takes a whole slot at a time
 };
 
 void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& value, const KvCache& cache,
                  CacheScales scales, const SlotArrays& slots, const DeviceFacts& facts, jit::CUstream stream) {
-  if (slots.num_ctas == 0) return;
+  if (slots.most == 0) return;
   CacheWriteParams params{};
   params.sides[0] = side_of(key, cache.key);
   params.sides[1] = side_of(value, cache.value);
@@ -91,10 +92,14 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
     params.scales[1] = scales_of(scales, cache.value_scale);
     params.slot_requests = slots.requests;
     params.token_scales = scales == CacheScales::per_token_head ? 1 : 0;
-    // Not more than run at once: a CTA takes several slots a turn, and finds out once how.
-    constexpr uint32_t kResident = 4;
-    const uint32_t at_once = kResident * static_cast<uint32_t>(facts.num_multiprocessors);
-    launch(kernel, {std::min(slots.num_ctas, at_once), 1, index::kQuantisingThreads, 0}, {&params}, stream);
+    const int widest = std::max(params.sides[0].head_dim, params.sides[1].head_dim);
+    const int tokens_of_warp =
+        index::tokens_of_quantising_warp((widest + index::kElementsOfPiece - 1) / index::kElementsOfPiece);
+    const int64_t num_warps = (slots.most + tokens_of_warp - 1) / tokens_of_warp * 2 * params.num_kv_heads;
+    const int64_t num_ctas = (num_warps + index::kQuantisingWarps - 1) / index::kQuantisingWarps;
+    constexpr int64_t kResident = 4;  // CTAs of a multiprocessor: more would only queue
+    const auto grid = static_cast<uint32_t>(std::min(num_ctas, kResident * facts.num_multiprocessors));
+    launch(kernel, {grid, 1, 32 * index::kQuantisingWarps, 0}, {&params}, stream);
     return;
   }
   const int64_t chunks = cache.key.shape[2] * (cache.key.shape[3] + 7) / 8;
@@ -237,7 +242,8 @@ class CudaLayer final : public plan::LayerEngine {
     }
     constexpr int32_t kCtas = 16;  // a multiprocessor's, of 128 threads
     write_cache(*cache_write_, key, value, cache, plan.layer.cache->scales,
-                {placed.slots, placed.num_slots, placed.slot_requests, placed.grid_of(placed.max_slots, kCtas)},
+                {placed.slots, placed.num_slots, placed.slot_requests, placed.max_slots,
+                 placed.grid_of(placed.max_slots, kCtas)},
                 device_facts(device_index_), handle_of(stream));
   }
 
@@ -314,11 +320,11 @@ class CudaLayer final : public plan::LayerEngine {
     params.lse_head_stride = forward.lse_head_stride;
     params.lse_token_stride = forward.lse_token_stride;
     constexpr int32_t kCtas = 2;  // a multiprocessor's, times those that share rows
-    const int rows_of_cta = index::merging_rows(params.head_dim_v);
+    const int rows_of_cta = index::kMergingWarps * index::merging_rows_of_warp(params.head_dim_v);
     const int64_t row_blocks = (plan.max_rows_of_merges + rows_of_cta - 1) / rows_of_cta;
     launch(*merge_,
            {plan.grid_of(plan.max_merges, kCtas), static_cast<uint32_t>(std::min<int64_t>(row_blocks, kMaxGridY)),
-            index::kMergingThreads, 0},
+            32 * index::kMergingWarps, 0},
            {&params}, handle_of(call.stream));
   }
 
@@ -372,10 +378,10 @@ class CudaEngine final : public plan::Engine {
     const size_t slots_at = upload.add(std::vector<int64_t>(slot_mapping.begin(), slot_mapping.end()));
     const auto slots = DeviceBuffer::on_stream(device_index_, upload.num_bytes(), handle_of(stream));
     upload.place(slots, handle_of(stream));
-    write_cache(
-        kernel, key, value, cache, scales,
-        {slots.as<const int64_t>(slots_at), slots.as<const int>(count_at), nullptr, static_cast<uint32_t>(num_slots)},
-        device_facts(device_index_), handle_of(stream));
+    write_cache(kernel, key, value, cache, scales,
+                {slots.as<const int64_t>(slots_at), slots.as<const int>(count_at), nullptr, num_slots,
+                 static_cast<uint32_t>(num_slots)},
+                device_facts(device_index_), handle_of(stream));
     // The slots' memory must outlive the launch. Layers keep theirs in the plan; this single call waits.
     jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
   }
@@ -396,7 +402,7 @@ class CudaEngine final : public plan::Engine {
     params.head_dim_v = static_cast<int>(out.shape[2]);
     const int64_t num_rows = out.shape[0] * out.shape[1];
     if (num_rows == 0) return;
-    // The kernel counts them in 32 bits, up to the end of the last CTA.
+    // The kernel counts tokens, and warps, in 32 bits.
     if (num_rows > INT32_MAX) refuse("out", out.describe(), "at most 2^31 - 1 rows of tokens and heads on a GPU");
     DeviceBuffer many;
     if (views.size() <= static_cast<size_t>(kMaxInlineStates)) {
@@ -408,9 +414,10 @@ class CudaEngine final : public plan::Engine {
       upload.place(many, handle_of(stream));
       params.states = many.as<const StateView>();
     }
-    const int rows_of_cta = index::merging_rows(params.head_dim_v);
-    const auto num_ctas = static_cast<uint32_t>((num_rows + rows_of_cta - 1) / rows_of_cta);
-    launch(kernel, {num_ctas, 1, index::kMergingThreads, 0}, {&params}, handle_of(stream));
+    const int rows_of_warp = index::merging_rows_of_warp(params.head_dim_v);
+    const int64_t num_warps = (params.num_tokens + rows_of_warp - 1) / rows_of_warp * params.num_heads;
+    const auto num_ctas = static_cast<uint32_t>((num_warps + index::kMergingWarps - 1) / index::kMergingWarps);
+    launch(kernel, {num_ctas, 1, 32 * index::kMergingWarps, 0}, {&params}, handle_of(stream));
     if (many.address() != 0) jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");
   }
 

@@ -4,6 +4,9 @@
 
 #include <vector>
 
+#include "core/index/merge_teams.hpp"
+#include "core/index/quantised_rows.hpp"
+
 namespace qkv::index {
 namespace {
 
@@ -41,6 +44,43 @@ TEST(row_lanes, that_hold_a_row_are_as_few_as_can) {
     }
   }
   EXPECT_EQ(lanes_that_hold(1000, 3), kMostLanes);
+}
+
+// As warps deal them out that find out about their rows first.
+void expect_each_has_one(int num_pieces, int log2_lanes, int pieces_of_lane) {
+  const int rows = rows_of_warp(log2_lanes), lanes = 1 << log2_lanes;
+  ASSERT_LE(rows, kMostLanes);  // a lane finds out about each
+  std::vector<int> teams(rows), pieces(num_pieces);
+  for (int lane = 0; lane < kMostLanes; lane += lanes) {
+    for (int begin = 0; begin < rows; begin += kMostLanes >> log2_lanes) ++teams.at(begin + (lane >> log2_lanes));
+  }
+  for (int begin = 0; begin < num_pieces; begin += lanes * pieces_of_lane) {
+    for (int lane = 0; lane < lanes; ++lane) {
+      for (int p = 0; p < pieces_of_lane; ++p) {
+        const int piece = begin + lane + p * lanes;
+        if (piece < num_pieces) ++pieces[piece];
+      }
+    }
+  }
+  EXPECT_EQ(teams, std::vector<int>(rows, 1));
+  EXPECT_EQ(pieces, std::vector<int>(num_pieces, 1));
+}
+
+TEST(rows_of_warp, every_row_has_one_team_and_every_piece_one_lane) {
+  for (int dim = 1; dim <= 600; ++dim) {
+    const int num_pieces = (dim + 7) / 8;
+    SCOPED_TRACE(dim);
+    expect_each_has_one(num_pieces, merging_log2_lanes(dim), 1);
+    EXPECT_EQ(merging_rows_of_warp(dim), rows_of_warp(merging_log2_lanes(dim)));
+    expect_each_has_one(num_pieces, quantising_log2_lanes(num_pieces), quantising_pieces_of_lane(num_pieces));
+    EXPECT_EQ(tokens_of_quantising_warp(num_pieces), rows_of_warp(quantising_log2_lanes(num_pieces)));
+  }
+}
+
+TEST(quantised_rows, are_held_whole_up_to_768_elements) {
+  for (int num_pieces = 1; num_pieces <= 96; ++num_pieces) {
+    EXPECT_LE(num_pieces, quantising_pieces_of_lane(num_pieces) << quantising_log2_lanes(num_pieces));
+  }
 }
 
 }  // namespace

@@ -362,47 +362,57 @@ TEST_F(gpu, calls_in_a_row_have_the_bits_of_calls_apart) {
   }
 }
 
+void expect_merged_as_on_the_cpu(int32_t num_states, int64_t dim, DType dtype) {
+  SCOPED_TRACE(std::to_string(num_states) + " states of " + std::to_string(dim) + " columns, " +
+               std::string(to_string(dtype)));
+  constexpr int64_t kTokens = 5, kHeads = 3;
+  tools::Draw draw(3, num_states);
+  std::vector<tools::OwnedTensor> outs, lses;
+  for (int32_t s = 0; s < num_states; ++s) {
+    outs.emplace_back(dtype, std::initializer_list<int64_t>{kTokens, kHeads, dim});
+    lses.emplace_back(DType::f32, std::initializer_list<int64_t>{kHeads, kTokens});
+    for (int64_t t = 0; t < kTokens; ++t) {
+      for (int64_t h = 0; h < kHeads; ++h) {
+        const bool empty = draw.one_in(3);
+        tools::store(lses[s].view(), {h, t}, empty ? -INFINITY : draw.normal());
+        for (int64_t d = 0; d < dim; ++d) tools::store(outs[s].view(), {t, h, d}, empty ? NAN : draw.normal());
+      }
+    }
+  }
+  tools::OwnedTensor cpu_out(dtype, {kTokens, kHeads, dim}), cpu_lse(DType::f32, {kHeads, kTokens});
+  tools::OwnedTensor gpu_out(dtype, {kTokens, kHeads, dim}), gpu_lse(DType::f32, {kHeads, kTokens});
+  std::vector<State> cpu_states, gpu_states;
+  std::vector<std::unique_ptr<tools::Placed>> placed;
+  for (int32_t s = 0; s < num_states; ++s) {
+    cpu_states.push_back({outs[s].view(), lses[s].view()});
+    placed.push_back(std::make_unique<tools::Placed>(outs[s], kGpu));
+    placed.push_back(std::make_unique<tools::Placed>(lses[s], kGpu));
+    gpu_states.push_back({placed[placed.size() - 2]->view(), placed.back()->view()});
+  }
+  merge_states(cpu_states, cpu_out.view(), cpu_lse.view());
+  const tools::Placed out(gpu_out, kGpu), lse(gpu_lse, kGpu);
+  merge_states(gpu_states, out.view(), lse.view());
+  out.fetch();
+  lse.fetch();
+  EXPECT_TRUE(gpu_out.buffer().guards_intact());
+  const double rounding = dtype == DType::bf16 ? 0x1p-7 : dtype == DType::f16 ? 0x1p-10 : 0.0;  // another way, at most
+  for (int64_t t = 0; t < kTokens; ++t) {
+    for (int64_t h = 0; h < kHeads; ++h) {
+      const float want = tools::load(cpu_lse.view(), {h, t});
+      const float got = tools::load(gpu_lse.view(), {h, t});
+      EXPECT_TRUE(got == want || std::fabs(got - want) <= 1e-5F) << got << " " << want;
+      for (int64_t d = 0; d < dim; ++d) {
+        const double of_cpu = tools::load(cpu_out.view(), {t, h, d});
+        EXPECT_NEAR(tools::load(gpu_out.view(), {t, h, d}), of_cpu, 1e-5 + rounding * std::fabs(of_cpu));
+      }
+    }
+  }
+}
+
 TEST_F(gpu, merging_agrees_with_the_cpu) {
-  for (const int32_t num_states : {1, 2, 17, 97}) {
-    tools::Draw draw(3, num_states);
-    std::vector<tools::OwnedTensor> outs, lses;
-    for (int32_t s = 0; s < num_states; ++s) {
-      outs.emplace_back(DType::f32, std::initializer_list<int64_t>{5, 3, 72});
-      lses.emplace_back(DType::f32, std::initializer_list<int64_t>{3, 5});
-      for (int64_t t = 0; t < 5; ++t) {
-        for (int64_t h = 0; h < 3; ++h) {
-          const bool empty = draw.one_in(3);
-          tools::store(lses[s].view(), {h, t}, empty ? -INFINITY : draw.normal());
-          for (int64_t d = 0; d < 72 && !empty; ++d) tools::store(outs[s].view(), {t, h, d}, draw.normal());
-        }
-      }
-    }
-    tools::OwnedTensor cpu_out(DType::f32, {5, 3, 72}), cpu_lse(DType::f32, {3, 5});
-    tools::OwnedTensor gpu_out(DType::f32, {5, 3, 72}), gpu_lse(DType::f32, {3, 5});
-    std::vector<State> cpu_states, gpu_states;
-    std::vector<std::unique_ptr<tools::Placed>> placed;
-    for (int32_t s = 0; s < num_states; ++s) {
-      cpu_states.push_back({outs[s].view(), lses[s].view()});
-      placed.push_back(std::make_unique<tools::Placed>(outs[s], kGpu));
-      placed.push_back(std::make_unique<tools::Placed>(lses[s], kGpu));
-      gpu_states.push_back({placed[placed.size() - 2]->view(), placed.back()->view()});
-    }
-    merge_states(cpu_states, cpu_out.view(), cpu_lse.view());
-    const tools::Placed out(gpu_out, kGpu), lse(gpu_lse, kGpu);
-    merge_states(gpu_states, out.view(), lse.view());
-    out.fetch();
-    lse.fetch();
-    EXPECT_TRUE(gpu_out.buffer().guards_intact());
-    for (int64_t t = 0; t < 5; ++t) {
-      for (int64_t h = 0; h < 3; ++h) {
-        const float want = tools::load(cpu_lse.view(), {h, t});
-        const float got = tools::load(gpu_lse.view(), {h, t});
-        EXPECT_TRUE(got == want || std::fabs(got - want) <= 1e-5F) << got << " " << want;
-        for (int64_t d = 0; d < 72; ++d) {
-          EXPECT_NEAR(tools::load(gpu_out.view(), {t, h, d}), tools::load(cpu_out.view(), {t, h, d}), 1e-5);
-        }
-      }
-    }
+  for (const int32_t num_states : {1, 2, 3, 17, 97}) expect_merged_as_on_the_cpu(num_states, 72, DType::f32);
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const int64_t dim : {8, 64, 128, 192, 264, 512, 528}) expect_merged_as_on_the_cpu(3, dim, dtype);
   }
 }
 

@@ -1,18 +1,20 @@
-// How lanes share rows when states are merged. Included by host and device code.
+// How warps share the rows whose states are merged: each lane finds the weights of one row, then teams of lanes go over
+// the columns, a team a row. Included by host and device code.
 #pragma once
 
 #include "core/index/row_lanes.hpp"
 
 namespace qkv::index {
 
-constexpr int kMergingThreads = 128;
-constexpr int kMergedColumns = 8;  // that a lane holds: 16 bytes of 16-bit columns
+constexpr int kMergingWarps = 4;   // of a CTA
+constexpr int kMergedColumns = 8;  // that a lane takes at once: 16 bytes of 16 bits
 
-// The lanes of a row: as many as hold it whole, a warp at most, which takes turns.
-QKV_HOST_DEVICE constexpr int merging_lanes(int head_dim_v) {
-  return lanes_that_hold((head_dim_v + kMergedColumns - 1) / kMergedColumns, 1);
+// 2^this lanes hold a row whole, or take turns at it where it is longer than a warp.
+QKV_HOST_DEVICE constexpr int merging_log2_lanes(int head_dim_v) {
+  return log2_lanes_that_hold((head_dim_v + kMergedColumns - 1) / kMergedColumns, 1);
 }
-
-QKV_HOST_DEVICE constexpr int merging_rows(int head_dim_v) { return kMergingThreads / merging_lanes(head_dim_v); }
+QKV_HOST_DEVICE constexpr int merging_rows_of_warp(int head_dim_v) {
+  return rows_of_warp(merging_log2_lanes(head_dim_v));
+}
 
 }  // namespace qkv::index

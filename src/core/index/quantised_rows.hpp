@@ -1,30 +1,25 @@
-// How a CTA that quantises new tokens shares their rows, those of keys and of values, among teams of lanes: a team
-// takes one of the rows that every token has, of several tokens in a row, and holds all of them at once. Included by
-// host and device code.
+// How warps share the rows of new tokens that are quantised, those of keys and of values: a warp takes one of the rows
+// that every token has, of several tokens in a row. Each lane finds out about one of them, then teams of lanes go over
+// the columns, a team a row. Included by host and device code.
 #pragma once
 
 #include "core/index/row_lanes.hpp"
 
 namespace qkv::index {
 
-constexpr int kQuantisingThreads = 256;
+constexpr int kQuantisingWarps = 8;  // of a CTA
 constexpr int kElementsOfPiece = 8;  // 16 bytes of a 16-bit format become 8
+constexpr int kPiecesOfQuantisingLane = 2;
+constexpr int kMostPiecesOfQuantisingLane = 3;  // where 2 do not hold the row: of up to 768 elements
 
-struct RowTeams {
-  int lanes;          // of a team
-  int rows_of_token;  // the keys' heads, then the values'
-  int tokens_held;    // whose rows a team holds at once
-
-  QKV_HOST_DEVICE constexpr int num_teams() const { return kQuantisingThreads / lanes; }
-  // Groups of tokens that a CTA takes in a turn: as many as give each team a row to begin with, one at least.
-  QKV_HOST_DEVICE constexpr int groups_of_turn() const {
-    return num_teams() < rows_of_token ? 1 : num_teams() / rows_of_token;
-  }
-  QKV_HOST_DEVICE constexpr int tokens_of_turn() const { return groups_of_turn() * tokens_held; }
-  QKV_HOST_DEVICE constexpr int units_of_turn() const { return groups_of_turn() * rows_of_token; }
-  // Neighbours are rows of one token, which lie side by side.
-  QKV_HOST_DEVICE constexpr int row_of(int unit) const { return unit % rows_of_token; }
-  QKV_HOST_DEVICE constexpr int first_token_of(int unit) const { return unit / rows_of_token * tokens_held; }
-};
+QKV_HOST_DEVICE constexpr int quantising_pieces_of_lane(int num_pieces) {
+  return num_pieces <= kMostLanes * kPiecesOfQuantisingLane ? kPiecesOfQuantisingLane : kMostPiecesOfQuantisingLane;
+}
+QKV_HOST_DEVICE constexpr int quantising_log2_lanes(int num_pieces) {
+  return log2_lanes_that_hold(num_pieces, quantising_pieces_of_lane(num_pieces));
+}
+QKV_HOST_DEVICE constexpr int tokens_of_quantising_warp(int num_pieces) {
+  return rows_of_warp(quantising_log2_lanes(num_pieces));
+}
 
 }  // namespace qkv::index

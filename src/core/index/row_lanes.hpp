@@ -23,12 +23,23 @@ QKV_HOST_DEVICE constexpr int lanes_of_row(int num_pieces) {
   return best;
 }
 
-// How many lanes, a power of two of at most kMostLanes, hold a row whole when a lane holds so many pieces of it. Rows
-// of more than kMostLanes · pieces_of_lane pieces are not held.
+// How many lanes, 2^this, of at most kMostLanes, hold a row whole when a lane holds so many pieces of it. Rows of more
+// than kMostLanes · pieces_of_lane pieces are not held.
+QKV_HOST_DEVICE constexpr int log2_lanes_that_hold(int num_pieces, int pieces_of_lane) {
+  int log2 = 0;
+  while (1 << log2 < kMostLanes && pieces_of_lane << log2 < num_pieces) ++log2;
+  return log2;
+}
 QKV_HOST_DEVICE constexpr int lanes_that_hold(int num_pieces, int pieces_of_lane) {
-  int lanes = 1;
-  while (lanes < kMostLanes && lanes * pieces_of_lane < num_pieces) lanes *= 2;
-  return lanes;
+  return 1 << log2_lanes_that_hold(num_pieces, pieces_of_lane);
+}
+
+// Rows of a warp that finds out about them first, a lane a row, and then goes over them in teams of 2^log2_lanes:
+// enough for the first part to cost little, few enough for small batches to fill a machine; a multiple of those that it
+// goes over at once.
+QKV_HOST_DEVICE constexpr int rows_of_warp(int log2_lanes) {
+  const int at_once = kMostLanes >> log2_lanes;
+  return at_once < 8 ? 8 : at_once;
 }
 
 }  // namespace qkv::index

@@ -1,7 +1,7 @@
 // Writes new tokens' keys and values to their slots in 8-bit pages: round(x / scale). With scales of tokens,
 // a row's largest finite magnitude chooses its scale, which is written beside the pages. A slot below 0: nothing of the
 // token is read or written.
-// Block 256, in teams that index/quantised_rows.hpp counts out. Grid: CTAs that take turns at the slots.
+// Block 32 x index::kQuantisingWarps. Grid: CTAs that take turns; core/index/quantised_rows.hpp has a warp's share.
 #pragma once
 
 #include "core/index/quantised_rows.hpp"
@@ -13,19 +13,18 @@ namespace qkv::cuda {
 namespace cache_quantise {
 
 constexpr int kVector = index::kElementsOfPiece;
-constexpr int kMostPieces = 3;  // of a row that a lane holds: rows of up to 768 elements are held whole
 
-// A lane of a team.
-struct Lane {
-  int index, count;
-  unsigned team;  // the lanes of the warp that are of the team
+// The lanes of a row; all lanes of a warp take part.
+struct Team {
+  int lane, log2_lanes;
+
+  __device__ __forceinline__ int lanes() const { return 1 << log2_lanes; }
 };
 
-// Of one token.
+// Of one token; nullptr where nothing is written.
 struct Row {
   const char* from;
   unsigned char* to;
-  float* scale;
 };
 
 // What a lane holds of a row: a vector as it lies in memory.
@@ -78,28 +77,26 @@ __device__ __forceinline__ float load_element(const char* row, int dtype, int co
   return dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits);
 }
 
-// Of what each lane of the team found; all get the scale, and the first writes it.
-__device__ __forceinline__ float choose_scale(float largest, int pages_dtype, const Lane& lane, float* scale_at) {
-  for (int step = lane.count / 2; step > 0; step /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(lane.team, largest, step));
+// Of what each lane of the team found; all get the scale.
+__device__ __forceinline__ float choose_scale(float largest, int pages_dtype, const Team& team) {
+  for (int step = team.lanes() / 2; step > 0; step /= 2) {
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
   }
-  const float scale = index::row_scale(largest, largest_8bit(pages_dtype));
-  if (lane.index == 0 && scale_at != nullptr) *scale_at = scale;
-  return scale;
+  return index::row_scale(largest, largest_8bit(pages_dtype));
 }
 
 // By single elements: rows of any alignment, and scales that need a division.
-__device__ __forceinline__ float largest_of_elements(const CacheWriteSide& side, const char* row, const Lane& lane) {
+__device__ __forceinline__ float largest_of_elements(const CacheWriteSide& side, const char* row, const Team& team) {
   float largest = 0.0F;
-  for (int column = lane.index; column < side.head_dim; column += lane.count) {
+  for (int column = team.lane; column < side.head_dim; column += team.lanes()) {
     largest = fmaxf(largest, finite_magnitude(load_element(row, side.source_dtype, column)));
   }
   return largest;
 }
 
 __device__ __forceinline__ void round_elements(const CacheWriteSide& side, const Row& row, float scale,
-                                               const Lane& lane) {
-  for (int column = lane.index; column < side.head_dim; column += lane.count) {
+                                               const Team& team) {
+  for (int column = team.lane; column < side.head_dim; column += team.lanes()) {
     const float value = __fdiv_rn(load_element(row.from, side.source_dtype, column), scale);
     row.to[column] = static_cast<unsigned char>(pack_8bit(side.pages_dtype, value, 0.0F));
   }
@@ -138,33 +135,95 @@ __device__ __forceinline__ uint2 round_piece(const Piece<kDtype>& piece, int pag
   return pages_dtype == kI8 ? pack_vector<kI8>(values) : pack_vector<kF8E5M2>(values);
 }
 
-// The rows of keys or of values, of one head, of kTokens tokens from `first` on.
-template <int kTokens>
-struct Rows {
-  Row rows[kTokens];  // from: nullptr where nothing is written
+// How a team writes the rows of kRows tokens with the given scales, or with such as it chooses and puts in their place.
 
-  __device__ __forceinline__ Rows(const CacheWriteParams& params, int of_value, int head, long long first,
-                                  long long num_slots) {
-    long long slots[kTokens];
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) slots[t] = first + t < num_slots ? params.slots[first + t] : -1;
-    const CacheWriteSide& side = params.sides[of_value];
-    const KeyValueScales& scales = params.scales[of_value];
-    const char* from = static_cast<const char*>(side.source) +
-                       (first * side.source_token_stride + head * side.source_head_stride) * size_of(side.source_dtype);
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      rows[t] = {nullptr, nullptr, nullptr};
-      if (slots[t] < 0) continue;
-      const long long page = page_of(slots[t], params.page_size);
-      const long long offset = slots[t] - page * params.page_size;
-      const long long request = params.slot_requests != nullptr ? params.slot_requests[first + t] : 0;
-      rows[t].from = from + t * side.source_token_stride * size_of(side.source_dtype);
-      rows[t].to = static_cast<unsigned char*>(side.pages) + page * side.page_stride + offset * side.token_stride +
-                   head * side.head_stride;
-      rows[t].scale = scales.data + request * scales.request_stride + page * scales.page_stride +
-                      offset * scales.token_stride + head * scales.head_stride;
+// Rows of any alignment and length.
+struct ByElements {
+  static constexpr int kRows = 1;
+
+  static __device__ __forceinline__ void write(const CacheWriteSide& side, const Row (&rows)[kRows],
+                                               float (&scales)[kRows], bool chooses, const Team& team) {
+    const bool has_row = rows[0].from != nullptr;
+    if (chooses) {
+      const float largest = has_row ? largest_of_elements(side, rows[0].from, team) : 0.0F;
+      scales[0] = choose_scale(largest, side.pages_dtype, team);
     }
+    if (has_row) round_elements(side, rows[0], scales[0], team);
+  }
+};
+
+// Rows that a team holds whole: all loads are issued before the first value is used.
+template <int kDtype, int kPieces>
+struct ByVectors {
+  static constexpr int kRows = kDtype != kF32 && kPieces == 2 ? 2 : 1;
+
+  static __device__ __forceinline__ void write(const CacheWriteSide& side, const Row (&rows)[kRows],
+                                               float (&scales)[kRows], bool chooses, const Team& team) {
+    const int num_pieces = side.head_dim / kVector;
+    Piece<kDtype> held[kRows][kPieces];
+#pragma unroll
+    for (int t = 0; t < kRows; ++t) {
+#pragma unroll
+      for (int p = 0; p < kPieces; ++p) {
+        const int piece = team.lane + p * team.lanes();
+        if (rows[t].from != nullptr && piece < num_pieces) {
+          held[t][p].load(rows[t].from, piece);
+        } else {
+          held[t][p].clear();
+        }
+      }
+    }
+#pragma unroll
+    for (int t = 0; t < kRows; ++t) {
+      if (chooses) {
+        float largest = 0.0F;
+#pragma unroll
+        for (int p = 0; p < kPieces; ++p) largest = fmaxf(largest, largest_of_piece(held[t][p]));
+        scales[t] = choose_scale(largest, side.pages_dtype, team);
+      }
+      if (rows[t].from != nullptr) round(side, rows[t], held[t], scales[t], team);
+    }
+  }
+
+  static __device__ __forceinline__ void round(const CacheWriteSide& side, const Row& row,
+                                               const Piece<kDtype> (&held)[kPieces], float scale, const Team& team) {
+    if (!index::has_exact_remainders(scale)) return round_elements(side, row, scale, team);
+    const float reciprocal = __frcp_rn(scale);
+#pragma unroll
+    for (int p = 0; p < kPieces; ++p) {
+      const int piece = team.lane + p * team.lanes();
+      if (piece < side.head_dim / kVector) {
+        reinterpret_cast<uint2*>(row.to)[piece] = round_piece(held[p], side.pages_dtype, scale, reciprocal);
+      }
+    }
+  }
+};
+
+// One of the rows that every token has.
+struct RowKind {
+  int of_value, head;
+};
+
+// A token's row, and where its scale lies.
+struct Place {
+  Row row{nullptr, nullptr};
+  float* scale = nullptr;
+
+  Place() = default;
+  __device__ __forceinline__ Place(const CacheWriteParams& params, const RowKind& kind, int token) {
+    const long long slot = params.slots[token];
+    if (slot < 0) return;
+    const CacheWriteSide& side = params.sides[kind.of_value];
+    const KeyValueScales& scales = params.scales[kind.of_value];
+    const long long page = page_of(slot, params.page_size);
+    const long long offset = slot - page * params.page_size;
+    const long long request = params.slot_requests != nullptr ? params.slot_requests[token] : 0;
+    row.from = static_cast<const char*>(side.source) +
+               (token * side.source_token_stride + kind.head * side.source_head_stride) * size_of(side.source_dtype);
+    row.to = static_cast<unsigned char*>(side.pages) + page * side.page_stride + offset * side.token_stride +
+             kind.head * side.head_stride;
+    scale = scales.data + request * scales.request_stride + page * scales.page_stride + offset * scales.token_stride +
+            kind.head * scales.head_stride;
   }
 
   // Few caches have 2^32 slots, and 64-bit divisions cost several times as much.
@@ -174,113 +233,79 @@ struct Rows {
   }
 };
 
-// Rows of any alignment and length.
-struct ByElements {
-  static constexpr int kTokens = 1;
-  static constexpr int kPieces = 2;
+template <typename T>
+__device__ __forceinline__ T* pointer_of_lane(T* pointer, int lane) {
+  return reinterpret_cast<T*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), lane));
+}
 
-  static __device__ __forceinline__ void write(const CacheWriteParams& params, const CacheWriteSide& side,
-                                               const Rows<kTokens>& unit, const Lane& lane) {
-    const Row& row = unit.rows[0];
-    if (row.from == nullptr) return;
-    const float scale = params.token_scales
-                            ? choose_scale(largest_of_elements(side, row.from, lane), side.pages_dtype, lane, row.scale)
-                            : *row.scale;
-    round_elements(side, row, scale, lane);
-  }
-};
-
-// Rows that a team holds whole, of up to 32 · kPieces vectors: all loads are issued before the first value is used.
-template <int kDtype, int kTokensHeld, int kPiecesOfLane>
-struct ByVectors {
-  static constexpr int kTokens = kTokensHeld;
-  static constexpr int kPieces = kPiecesOfLane;
-
-  static __device__ __forceinline__ void write(const CacheWriteParams& params, const CacheWriteSide& side,
-                                               const Rows<kTokens>& unit, const Lane& lane) {
-    const int num_pieces = side.head_dim / kVector;
-    Piece<kDtype> held[kTokens][kPieces];
-    float scales[kTokens];
+// The rows of a warp, of so many tokens from `first` on.
+template <typename Rounding>
+__device__ __forceinline__ void write_rows(const CacheWriteParams& params, const RowKind& kind, int first,
+                                           int num_tokens, int log2_lanes) {
+  const int lane = threadIdx.x % 32;
+  const bool chooses = params.token_scales != 0;
+  Place own;
+  if (lane < num_tokens) own = Place(params, kind, first + lane);
+  float own_scale = chooses || own.scale == nullptr ? 1.0F : *own.scale;
+  const Team team{lane & ((1 << log2_lanes) - 1), log2_lanes};
+  constexpr int kRows = Rounding::kRows;
+  const int num_teams = 32 >> log2_lanes;
+#pragma unroll 1
+  for (int begin = 0; begin < num_tokens; begin += num_teams * kRows) {
+    Row rows[kRows];
+    float scales[kRows];
 #pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-#pragma unroll
-      for (int p = 0; p < kPieces; ++p) {
-        const int piece = lane.index + p * lane.count;
-        if (unit.rows[t].from != nullptr && piece < num_pieces) {
-          held[t][p].load(unit.rows[t].from, piece);
-        } else {
-          held[t][p].clear();
-        }
-      }
-      scales[t] = params.token_scales == 0 && unit.rows[t].from != nullptr ? *unit.rows[t].scale : 1.0F;
+    for (int t = 0; t < kRows; ++t) {
+      const int of_team = begin + t * num_teams + (lane >> log2_lanes);
+      rows[t] = {pointer_of_lane(own.row.from, of_team), pointer_of_lane(own.row.to, of_team)};
+      if (of_team >= num_tokens) rows[t].from = nullptr;
+      scales[t] = __shfl_sync(0xffffffff, own_scale, of_team);
     }
-    if (params.token_scales) {
+    Rounding::write(params.sides[kind.of_value], rows, scales, chooses, team);
 #pragma unroll
-      for (int t = 0; t < kTokens; ++t) {
-        float largest = 0.0F;
-#pragma unroll
-        for (int p = 0; p < kPieces; ++p) largest = fmaxf(largest, largest_of_piece(held[t][p]));
-        scales[t] = choose_scale(largest, side.pages_dtype, lane, unit.rows[t].scale);
-      }
-    }
-#pragma unroll
-    for (int t = 0; t < kTokens; ++t) {
-      if (unit.rows[t].from == nullptr) continue;
-      if (!index::has_exact_remainders(scales[t])) {
-        round_elements(side, unit.rows[t], scales[t], lane);
-        continue;
-      }
-      const float reciprocal = __frcp_rn(scales[t]);
-#pragma unroll
-      for (int p = 0; p < kPieces; ++p) {
-        const int piece = lane.index + p * lane.count;
-        if (piece < num_pieces) {
-          reinterpret_cast<uint2*>(unit.rows[t].to)[piece] =
-              round_piece(held[t][p], side.pages_dtype, scales[t], reciprocal);
-        }
-      }
+    for (int t = 0; t < kRows; ++t) {
+      const int team_of_own = lane - begin - t * num_teams;
+      const float chosen = __shfl_sync(0xffffffff, scales[t], team_of_own << log2_lanes);
+      if (team_of_own >= 0 && team_of_own < num_teams) own_scale = chosen;
     }
   }
-};
+  if (chooses && own.scale != nullptr) *own.scale = own_scale;
+}
 
 template <typename Rounding>
 __device__ __forceinline__ void take_turns(const CacheWriteParams& params, int num_vectors) {
-  const index::RowTeams teams{index::lanes_that_hold(num_vectors, Rounding::kPieces), 2 * params.num_kv_heads,
-                              Rounding::kTokens};
-  const int team = threadIdx.x / teams.lanes;
-  const int lane_index = threadIdx.x % teams.lanes;
-  const Lane lane{lane_index, teams.lanes, 0xffffffffU >> (32 - teams.lanes) << (threadIdx.x % 32 - lane_index)};
-  const long long num_slots = *params.num_slots;
-  const int tokens_of_turn = teams.tokens_of_turn();
-  for (long long turn = static_cast<long long>(blockIdx.x) * tokens_of_turn; turn < num_slots;
-       turn += static_cast<long long>(gridDim.x) * tokens_of_turn) {
-    for (int unit = team; unit < teams.units_of_turn(); unit += teams.num_teams()) {
-      const int row = teams.row_of(unit);
-      const int of_value = row < params.num_kv_heads ? 0 : 1;
-      const Rows<Rounding::kTokens> rows(params, of_value, row - of_value * params.num_kv_heads,
-                                         turn + teams.first_token_of(unit), num_slots);
-      Rounding::write(params, params.sides[of_value], rows, lane);
-    }
+  const int log2_lanes = index::quantising_log2_lanes(num_vectors);
+  const int tokens_of_warp = index::rows_of_warp(log2_lanes);
+  const int num_slots = *params.num_slots;
+  const unsigned rows_of_token = 2 * params.num_kv_heads;
+  const unsigned num_units = (num_slots + tokens_of_warp - 1) / tokens_of_warp * rows_of_token;
+#pragma unroll 1
+  for (unsigned unit = blockIdx.x * index::kQuantisingWarps + threadIdx.x / 32; unit < num_units;
+       unit += gridDim.x * index::kQuantisingWarps) {
+    const int row = unit % rows_of_token, first = unit / rows_of_token * tokens_of_warp;
+    const int of_value = row < params.num_kv_heads ? 0 : 1;
+    write_rows<Rounding>(params, {of_value, row - of_value * params.num_kv_heads}, first,
+                         min(tokens_of_warp, num_slots - first), log2_lanes);
   }
 }
 
 template <int kDtype>
 __device__ __forceinline__ void take_vectors(const CacheWriteParams& params, int num_vectors) {
-  if (num_vectors <= 2 * index::kMostLanes) {
-    take_turns<ByVectors<kDtype, kDtype == kF32 ? 1 : 2, 2>>(params, num_vectors);
+  if (index::quantising_pieces_of_lane(num_vectors) == index::kPiecesOfQuantisingLane) {
+    take_turns<ByVectors<kDtype, index::kPiecesOfQuantisingLane>>(params, num_vectors);
   } else {
-    take_turns<ByVectors<kDtype, 1, kMostPieces>>(params, num_vectors);
+    take_turns<ByVectors<kDtype, index::kMostPiecesOfQuantisingLane>>(params, num_vectors);
   }
 }
 
 }  // namespace cache_quantise
 
-extern "C" __global__ void __launch_bounds__(index::kQuantisingThreads, 4)
+extern "C" __global__ void __launch_bounds__(32 * index::kQuantisingWarps, 4)
     cache_quantise_pages(const __grid_constant__ CacheWriteParams params) {
   const CacheWriteSide& key = params.sides[0];
   const CacheWriteSide& value = params.sides[1];
   const int num_vectors = (max(key.head_dim, value.head_dim) - 1) / cache_quantise::kVector + 1;
-  if (num_vectors > cache_quantise::kMostPieces * index::kMostLanes || key.source_dtype != value.source_dtype ||
+  if (num_vectors > index::kMostPiecesOfQuantisingLane * index::kMostLanes || key.source_dtype != value.source_dtype ||
       !cache_quantise::allows_vectors(key) || !cache_quantise::allows_vectors(value)) {
     cache_quantise::take_turns<cache_quantise::ByElements>(params, num_vectors);
   } else if (key.source_dtype == kBf16) {

@@ -1,6 +1,5 @@
 // Joins states of the same rows over disjoint keys: LSE = ln Σ exp(lse), out = Σ exp(lse - LSE)·out, in the order
-// given. A state with lse = -inf is empty and its out is not read; NaN or +inf gives NaN. A team of lanes a row; all
-// lanes of a warp come along, those of teams without a row, too.
+// given. A state with lse = -inf is empty and its out is not read; NaN or +inf gives NaN.
 #pragma once
 
 #include "core/index/merge_teams.hpp"
@@ -11,97 +10,85 @@
 namespace qkv::cuda {
 namespace merge {
 
-constexpr int kVector = index::kMergedColumns;  // neighbouring columns that a lane holds
-constexpr int kUnroll = 2;                      // states that are read at once
+constexpr int kVector = index::kMergedColumns;
+constexpr int kAtOnce = 2;  // states whose values are under way together
 
-// The lanes that share the caller's row.
-struct Team {
-  int count, lane;
-  int row_of_cta;
-
-  __device__ __forceinline__ explicit Team(int head_dim_v)
-      : count(index::merging_lanes(head_dim_v)), lane(threadIdx.x % count), row_of_cta(threadIdx.x / count) {}
-
-  __device__ __forceinline__ bool any(bool what) const {
-    const unsigned own = 0xffffffffU >> (32 - count) << (threadIdx.x % 32 - lane);
-    return (__ballot_sync(0xffffffff, what) & own) != 0;
-  }
-  __device__ __forceinline__ float max(float x) const { return max_of_lanes(x, count); }
-  __device__ __forceinline__ float sum(float x) const {
-    for (int step = count / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffff, x, step);
-    return x;
-  }
-  // Of so many neighbouring lanes, a power of two.
-  static __device__ __forceinline__ float max_of_lanes(float x, int lanes) {
-    for (int step = lanes / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
-    return x;
-  }
+struct Place {
+  int row;  // of those that are merged
+  int token, head;
 };
 
 // What a row's states weigh: state s has exp(lse - max)/total, exactly 1 where it is alone.
 struct Weights {
-  float max;
-  float total, inverse;
-  bool is_nan;
+  float max = negative_infinity();
+  float total = 0.0F, inverse = 0.0F;  // NaN where a state is
 
   __device__ __forceinline__ float of(float lse) const { return expf(lse - max) * inverse; }
+  __device__ __forceinline__ bool is_nan() const { return inverse != inverse; }
   __device__ __forceinline__ bool is_empty() const { return max == negative_infinity(); }
-  __device__ __forceinline__ float lse() const {
-    if (is_nan) return __int_as_float(0x7fffffff);
-    return is_empty() ? max : max + logf(total);
-  }
+  __device__ __forceinline__ float lse() const { return is_nan() ? inverse : is_empty() ? max : max + logf(total); }
 };
 
-// lse_of(s) is called by all lanes, each with states of its own; the order of the sum depends on the number of states
-// and the head size only.
+// lse_of(s) is state s's.
 template <typename LseOf>
-__device__ __forceinline__ Weights find_weights(const Team& team, int num_states, float sink, LseOf lse_of) {
-  float largest = sink;
+__device__ __forceinline__ Weights find_weights(int num_states, float sink, LseOf lse_of) {
+  Weights weights;
+  weights.max = sink;
   bool is_nan = false;
-  for (int s = team.lane; s < num_states; s += team.count) {
+#pragma unroll 4
+  for (int s = 0; s < num_states; ++s) {
     const float lse = lse_of(s);
     // +inf is no LSE of finite scores: it comes from kernels that mark empty rows so, and is not guessed at.
     is_nan |= !(lse < -negative_infinity());
-    largest = fmaxf(largest, lse);
+    weights.max = fmaxf(weights.max, lse);
   }
-  Weights weights{team.max(largest), 0.0F, 0.0F, team.any(is_nan)};
-  float total = 0.0F;
-  if (!weights.is_empty() && !weights.is_nan) {
-    for (int s = team.lane; s < num_states; s += team.count) total += expf(lse_of(s) - weights.max);
-  }
-  weights.total = team.sum(total) + expf(sink - weights.max);
+  if (is_nan) weights.total = weights.inverse = __int_as_float(0x7fffffff);
+  if (is_nan || weights.is_empty()) return weights;
+#pragma unroll 4
+  for (int s = 0; s < num_states; ++s) weights.total += expf(lse_of(s) - weights.max);
+  weights.total += expf(sink - weights.max);
   weights.inverse = 1.0F / weights.total;
   return weights;
 }
 
-// Columns of a row: 16 bytes at a time where they lie at multiples of 16, else one by one; 0 behind the last.
-__device__ __forceinline__ void load_columns(const void* row, int dtype, int first, int dim, float (&values)[kVector]) {
+// Columns as they lie in memory: of 16 bits, they fill the first half. Kept so until they are used, since converting
+// would wait for them.
+struct Raw {
+  unsigned word[kVector];
+};
+
+// At once (rows begin at multiples of 16 bytes), but for the last of an odd row; 0 behind it.
+__device__ __forceinline__ Raw load_columns(const void* row, int dtype, int first, int dim) {
+  Raw raw{};
   const char* from = static_cast<const char*>(row) + first * size_of(dtype);
-  const bool is_whole = first + kVector <= dim && reinterpret_cast<unsigned long long>(from) % 16 == 0;
-  if (is_whole && dtype == kF32) {
-    const float4 low = reinterpret_cast<const float4*>(from)[0], high = reinterpret_cast<const float4*>(from)[1];
-    values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
-    values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
-  } else if (is_whole) {
-    const uint4 pairs = *reinterpret_cast<const uint4*>(from);
-    const unsigned word[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-    for (int c = 0; c < kVector; ++c) {
-      const auto bits = static_cast<unsigned short>(word[c / 2] >> (c % 2 * 16));
-      values[c] = dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits);
+  if (first + kVector <= dim) {
+    const uint4 low = reinterpret_cast<const uint4*>(from)[0];
+    raw.word[0] = low.x, raw.word[1] = low.y, raw.word[2] = low.z, raw.word[3] = low.w;
+    if (dtype == kF32) {
+      const uint4 high = reinterpret_cast<const uint4*>(from)[1];
+      raw.word[4] = high.x, raw.word[5] = high.y, raw.word[6] = high.z, raw.word[7] = high.w;
     }
-  } else {
+    return raw;
+  }
 #pragma unroll
-    for (int c = 0; c < kVector; ++c) {
-      values[c] = 0.0F;
-      if (first + c >= dim) continue;
-      if (dtype == kF32) {
-        values[c] = static_cast<const float*>(row)[first + c];
-      } else {
-        const unsigned short bits = static_cast<const unsigned short*>(row)[first + c];
-        values[c] = dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits);
-      }
+  for (int c = 0; c < kVector; ++c) {
+    if (first + c >= dim) continue;
+    if (dtype == kF32) {
+      raw.word[c] = static_cast<const unsigned*>(row)[first + c];
+    } else {
+      raw.word[c / 2] |= static_cast<unsigned>(static_cast<const unsigned short*>(row)[first + c]) << (c % 2 * 16);
     }
+  }
+  return raw;
+}
+
+__device__ __forceinline__ void add_columns(float (&sum)[kVector], const Raw& raw, int dtype, float weight) {
+#pragma unroll
+  for (int c = 0; c < kVector; ++c) {
+    const auto bits = static_cast<unsigned short>(raw.word[c / 2] >> (c % 2 * 16));
+    sum[c] += weight * (dtype == kF32    ? __uint_as_float(raw.word[c])
+                        : dtype == kBf16 ? ptx::f32_from_bf16(bits)
+                                         : ptx::f32_from_f16(bits));
   }
 }
 
@@ -120,23 +107,27 @@ __device__ __forceinline__ void store_element(void* row, int dtype, int column, 
 __device__ __forceinline__ void store_columns(void* row, int dtype, int first, int dim,
                                               const float (&values)[kVector]) {
   char* to = static_cast<char*>(row) + first * size_of(dtype);
-  const bool is_whole = first + kVector <= dim && reinterpret_cast<unsigned long long>(to) % 16 == 0;
-  if (is_whole && dtype == kF32) {
-    reinterpret_cast<float4*>(to)[0] = make_float4(values[0], values[1], values[2], values[3]);
-    reinterpret_cast<float4*>(to)[1] = make_float4(values[4], values[5], values[6], values[7]);
-  } else if (is_whole && !is_float8(dtype)) {
-    unsigned pairs[kVector / 2];
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) {
-      pairs[i] = dtype == kBf16 ? ptx::pack_bf16(values[2 * i], values[2 * i + 1])
-                                : ptx::pack_f16(values[2 * i], values[2 * i + 1]);
-    }
-    *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-  } else {
+  if (first + kVector > dim) {
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
       if (first + c < dim) store_element(row, dtype, first + c, values[c]);
     }
+  } else if (dtype == kF32) {
+    reinterpret_cast<float4*>(to)[0] = make_float4(values[0], values[1], values[2], values[3]);
+    reinterpret_cast<float4*>(to)[1] = make_float4(values[4], values[5], values[6], values[7]);
+  } else if (is_float8(dtype)) {
+    unsigned pair[kVector / 2];
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) pair[i] = pack_float8(dtype, values[2 * i], values[2 * i + 1]);
+    *reinterpret_cast<uint2*>(to) = make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
+  } else {
+    unsigned pair[kVector / 2];
+#pragma unroll
+    for (int i = 0; i < kVector / 2; ++i) {
+      pair[i] = dtype == kBf16 ? ptx::pack_bf16(values[2 * i], values[2 * i + 1])
+                               : ptx::pack_f16(values[2 * i], values[2 * i + 1]);
+    }
+    *reinterpret_cast<uint4*>(to) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
   }
 }
 
@@ -144,66 +135,126 @@ __device__ __forceinline__ void* row_at(void* data, int dtype, long long offset)
   return static_cast<char*>(data) + offset * size_of(dtype);
 }
 
-// What a group of columns of a row of 8 bits is divided by. All lanes of the warp call this, each with its columns.
-__device__ __forceinline__ float scale_of(const Team& team, const float (&columns)[kVector], int first, int dtype,
-                                          const OutputScaleLayout& scale, float* row_scales) {
-  if (!scale.of_groups) return *scale.data;
-  float largest = 0.0F;
-#pragma unroll
-  for (int c = 0; c < kVector; ++c) largest = fmaxf(largest, finite_magnitude(columns[c]));
-  const int lanes = min(team.count, index::kScaleGroup / kVector);
-  const float chosen = index::row_scale(Team::max_of_lanes(largest, lanes), largest_float8(dtype));
-  if (row_scales != nullptr && team.lane % lanes == 0)
-    row_scales[first / index::kScaleGroup * scale.group_stride] = chosen;
-  return chosen;
+// Largest of `lanes` neighbouring lanes, a power of two; all lanes of the warp call this.
+__device__ __forceinline__ float max_of_lanes(float x, int lanes) {
+  for (int step = lanes / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
+  return x;
 }
 
-// Where a joined row goes. Teams without a row have one that is not stored.
-struct Target {
-  void* out;  // nullptr: nowhere
-  int dtype;
-  float* scales;  // of a row of 8 bits whose scales are chosen
-};
+// The rows of a warp. States has
+//   num_states(), head_dim_v()
+//   place_of(row), sink_of(place), lse_of(place, s)
+//   values_of(place, s)  where state s has the row; nullptr: it weighs, but adds nothing
+//   dtype_of(s)          of those
+//   out_dtype(), out_scale()
+//   out_at(place)        where the joined row goes: may be one of the states'
+//   store_lse(place, lse)
+template <typename States>
+class WarpRows {
+ public:
+  __device__ __forceinline__ explicit WarpRows(const States& states) : states_(states) {}
 
-// The joined values of the team's row. row_of(s) is where state s has it, dtype_of(s) in which format.
-template <typename LseOf, typename RowOf, typename DtypeOf>
-__device__ __forceinline__ void join_row(const Team& team, const Weights& weights, int num_states, int dim,
-                                         LseOf lse_of, RowOf row_of, DtypeOf dtype_of, const Target& target,
-                                         const OutputScaleLayout& out_scale) {
-  // Lanes without a column come along: they have a say in the group's scale.
+  // So many rows from first_row on, at most index::merging_rows_of_warp.
+  __device__ __forceinline__ void join(int first_row, int rows) const {
+    const int lane = threadIdx.x % 32;
+    const bool has_row = lane < rows;
+    Place place{};
+    Weights weights;
+    if (has_row) {
+      place = states_.place_of(first_row + lane);
+      const auto lse_of = [&](int s) { return states_.lse_of(place, s); };
+      weights = find_weights(states_.num_states(), states_.sink_of(place), lse_of);
+    }
+    const int log2 = index::merging_log2_lanes(states_.head_dim_v());
 #pragma unroll 1
-  for (int begin = 0; begin < dim; begin += team.count * kVector) {
-    const int first = begin + team.lane * kVector;
-    // -0 leaves every first summand's bits alone.
-    const float start = weights.is_nan ? __int_as_float(0x7fffffff) : weights.is_empty() ? 0.0F : -0.0F;
-    float sum[kVector];
+    for (int begin = 0; begin < rows; begin += 32 >> log2) {
+      const int r = begin + (lane >> log2);
+      Place of_team;
+      of_team.row = first_row + r;
+      of_team.token = __shfl_sync(0xffffffff, place.token, r);
+      of_team.head = __shfl_sync(0xffffffff, place.head, r);
+      Weights team_weights;
+      team_weights.max = __shfl_sync(0xffffffff, weights.max, r);
+      team_weights.inverse = __shfl_sync(0xffffffff, weights.inverse, r);
+      join_row(of_team, team_weights, r < rows, 1 << log2);
+    }
+    __syncwarp();  // the rows' LSEs have been read
+    if (has_row) states_.store_lse(place, weights.lse());
+  }
+
+ private:
+  // By a team of lanes; all lanes of the warp call this.
+  __device__ __forceinline__ void join_row(const Place& place, const Weights& weights, bool has_row, int lanes) const {
+    const int dim = states_.head_dim_v();
+#pragma unroll 1
+    for (int begin = 0; begin < dim; begin += lanes * kVector) {
+      const int first = begin + (threadIdx.x & (lanes - 1)) * kVector;
+      const bool has_columns = has_row && first < dim;
+      float sum[kVector];
+      // -0 leaves every first summand's bits alone.
+      const float start = weights.is_nan() ? weights.inverse : weights.is_empty() ? 0.0F : -0.0F;
 #pragma unroll
-    for (float& column : sum) column = start;
-    if (!weights.is_nan && first < dim) {
-#pragma unroll kUnroll
-      for (int s = 0; s < num_states; ++s) {
-        const float lse = lse_of(s);
-        if (lse == negative_infinity()) continue;
-        const float weight = weights.of(lse);
-        float values[kVector];
-        load_columns(row_of(s), dtype_of(s), first, dim, values);
+      for (float& column : sum) column = start;
+      if (has_columns && !weights.is_nan()) add_states(place, weights, first, sum);
+      if (is_float8(states_.out_dtype())) divide(place, has_columns, lanes, first, sum);
+      if (has_columns) store_columns(states_.out_at(place), states_.out_dtype(), first, dim, sum);
+    }
+  }
+
+  __device__ __forceinline__ void add_states(const Place& place, const Weights& weights, int first,
+                                             float (&sum)[kVector]) const {
+#pragma unroll 1
+    for (int begin = 0; begin < states_.num_states(); begin += kAtOnce) {
+      // Where values lie is looked up for all of them first: a look-up between their loads would wait for the first.
+      const void* values[kAtOnce] = {};
+      int dtype[kAtOnce];
+      float weight[kAtOnce];
 #pragma unroll
-        for (int c = 0; c < kVector; ++c) sum[c] += weight * values[c];
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int s = begin + i;
+        if (s >= states_.num_states()) continue;
+        const float lse = states_.lse_of(place, s);
+        weight[i] = weights.of(lse);
+        dtype[i] = states_.dtype_of(s);
+        if (lse != negative_infinity()) values[i] = states_.values_of(place, s);
+      }
+      Raw raw[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (values[i] != nullptr) raw[i] = load_columns(values[i], dtype[i], first, states_.head_dim_v());
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (values[i] != nullptr) add_columns(sum, raw[i], dtype[i], weight[i]);
       }
     }
-    if (is_float8(target.dtype)) {
+  }
+
+  // A row of 8 bits by its scale, or by that of its group of columns, which 16 lanes hold, or all of the team's.
+  __device__ __forceinline__ void divide(const Place& place, bool has_columns, int lanes, int first,
+                                         float (&sum)[kVector]) const {
+    constexpr int kLanesOfGroup = index::kScaleGroup / kVector;
+    const OutputScaleLayout& scale = states_.out_scale();
+    float divisor;
+    if (scale.of_groups) {
+      float largest = 0.0F;
 #pragma unroll
       for (int c = 0; c < kVector; ++c) {
-        if (first + c >= dim) sum[c] = 0.0F;  // no column of the group
+        if (has_columns && first + c < states_.head_dim_v()) largest = fmaxf(largest, finite_magnitude(sum[c]));
       }
-      const float scale = scale_of(team, sum, first, target.dtype, out_scale, first < dim ? target.scales : nullptr);
-#pragma unroll
-      for (int c = 0; c < kVector; ++c) sum[c] = __fdiv_rn(sum[c], scale);
+      divisor = index::row_scale(max_of_lanes(largest, min(lanes, kLanesOfGroup)), largest_float8(states_.out_dtype()));
+      if (has_columns && first % index::kScaleGroup == 0) {
+        scales_of_row(scale, place.token, place.head)[first / index::kScaleGroup * scale.group_stride] = divisor;
+      }
+    } else {
+      divisor = *scale.data;
     }
-    if (target.out != nullptr && first < dim) store_columns(target.out, target.dtype, first, dim, sum);
+#pragma unroll
+    for (float& column : sum) column = __fdiv_rn(column, divisor);
   }
-}
+
+  const States& states_;
+};
 
 }  // namespace merge
-
 }  // namespace qkv::cuda

@@ -1,41 +1,64 @@
 // Joins the partial states of a plan, in rising order of keys; the rows get their sink here.
-// Block 128; grid (CTAs that take turns at the items, CTAs that share an item's rows, index::merging_rows each).
+// Block 32 x index::kMergingWarps; grid (CTAs that take turns at the items, CTAs whose warps share an item's rows,
+// index::merging_rows_of_warp each).
 #pragma once
 
 #include "merge.cuh"
 
 namespace qkv::cuda {
+namespace merge {
 
-extern "C" __global__ void __launch_bounds__(index::kMergingThreads)
+struct PlanStates {
+  const MergePlanParams& params;
+  const MergeItem& item;
+
+  __device__ __forceinline__ int num_states() const { return item.num_states; }
+  __device__ __forceinline__ int head_dim_v() const { return params.head_dim_v; }
+  __device__ __forceinline__ int num_rows() const { return (item.query_end - item.query_begin) * params.group_size; }
+  __device__ __forceinline__ Place place_of(int row) const {
+    return {row, params.query_start_loc[item.request] + item.query_begin + row / params.group_size,
+            item.kv_head * params.group_size + row % params.group_size};
+  }
+  __device__ __forceinline__ float sink_of(const Place& place) const {
+    return params.sinks != nullptr ? params.sinks[place.head] : negative_infinity();
+  }
+  __device__ __forceinline__ float lse_of(const Place& place, int s) const {
+    return params.states_lse[state_row(place, s)];
+  }
+  __device__ __forceinline__ const void* values_of(const Place& place, int s) const {
+    return params.states + state_row(place, s) * params.head_dim_v;
+  }
+  __device__ __forceinline__ int dtype_of(int) const { return kF32; }
+  __device__ __forceinline__ int out_dtype() const { return params.out_dtype; }
+  __device__ __forceinline__ const OutputScaleLayout& out_scale() const { return params.out_scale; }
+  __device__ __forceinline__ void* out_at(const Place& place) const {
+    return row_at(params.out, params.out_dtype,
+                  place.token * params.out_token_stride + place.head * params.out_head_stride);
+  }
+  __device__ __forceinline__ void store_lse(const Place& place, float lse) const {
+    if (params.lse == nullptr) return;
+    params.lse[place.head * params.lse_head_stride + place.token * params.lse_token_stride] = lse;
+  }
+
+  __device__ __forceinline__ long long state_row(const Place& place, int s) const {
+    return item.state_row + static_cast<long long>(s) * num_rows() + place.row;
+  }
+};
+
+}  // namespace merge
+
+extern "C" __global__ void __launch_bounds__(32 * index::kMergingWarps, 6)
     merge_plan_states(const __grid_constant__ MergePlanParams params) {
-  const merge::Team team(params.head_dim_v);
-  const int rows_of_cta = index::merging_rows(params.head_dim_v);
+  const int rows_of_warp = index::merging_rows_of_warp(params.head_dim_v);
+  const int warp = blockIdx.y * index::kMergingWarps + threadIdx.x / 32;
+  const int num_warps = gridDim.y * index::kMergingWarps;
   const int num_items = *params.num_items;
 #pragma unroll 1
-  for (int index = blockIdx.x; index < num_items; index += gridDim.x) {
-    const MergeItem& item = params.items[index];
-    const int num_rows = (item.query_end - item.query_begin) * params.group_size;
+  for (int i = blockIdx.x; i < num_items; i += gridDim.x) {
+    const merge::PlanStates states{params, params.items[i]};
 #pragma unroll 1
-    for (int first = blockIdx.y * rows_of_cta; first < num_rows; first += gridDim.y * rows_of_cta) {
-      const bool has_row = first + team.row_of_cta < num_rows;
-      const int row = has_row ? first + team.row_of_cta : num_rows - 1;
-      const long long token = params.query_start_loc[item.request] + item.query_begin + row / params.group_size;
-      const int head = item.kv_head * params.group_size + row % params.group_size;
-      const float sink = params.sinks != nullptr ? params.sinks[head] : negative_infinity();
-      const auto state_row = [&](int s) { return item.state_row + static_cast<long long>(s) * num_rows + row; };
-      const auto lse_of = [&](int s) { return params.states_lse[state_row(s)]; };
-      const auto row_of = [&](int s) { return params.states + state_row(s) * params.head_dim_v; };
-      const merge::Weights weights = merge::find_weights(team, item.num_states, sink, lse_of);
-      void* out =
-          merge::row_at(params.out, params.out_dtype, token * params.out_token_stride + head * params.out_head_stride);
-      const merge::Target target{has_row ? out : nullptr, params.out_dtype,
-                                 has_row ? scales_of_row(params.out_scale, token, head) : nullptr};
-      merge::join_row(
-          team, weights, item.num_states, params.head_dim_v, lse_of, row_of, [](int) { return kF32; }, target,
-          params.out_scale);
-      if (has_row && params.lse != nullptr && team.lane == 0) {
-        params.lse[head * params.lse_head_stride + token * params.lse_token_stride] = weights.lse();
-      }
+    for (int first_row = warp * rows_of_warp; first_row < states.num_rows(); first_row += num_warps * rows_of_warp) {
+      merge::WarpRows(states).join(first_row, min(rows_of_warp, states.num_rows() - first_row));
     }
   }
 }

@@ -1,42 +1,54 @@
-// Joins any states, each with strides and dtype of its own. Block 128; grid: index::merging_rows a CTA.
+// Joins any states, each with strides and dtype of its own. A warp takes one head of neighbouring tokens, whose LSEs
+// lie side by side, its neighbour the next head. Block 32 x index::kMergingWarps; grid: a warp for as many tokens and a
+// head as index::merging_rows_of_warp, all of them.
 #pragma once
 
 #include "merge.cuh"
 
 namespace qkv::cuda {
+namespace merge {
 
-// `merged` may be one of the states: a lane reads its columns before it writes them.
-extern "C" __global__ void __launch_bounds__(index::kMergingThreads)
-    merge_states(const __grid_constant__ MergeStatesParams params) {
-  const merge::Team team(params.head_dim_v);
-  const auto num_rows = static_cast<unsigned>(params.num_tokens * params.num_heads);
-  const unsigned own = blockIdx.x * index::merging_rows(params.head_dim_v) + team.row_of_cta;
-  const bool has_row = own < num_rows;
-  const unsigned row = has_row ? own : num_rows - 1;
-  const long long token = row / static_cast<unsigned>(params.num_heads);
-  const int head = static_cast<int>(row % static_cast<unsigned>(params.num_heads));
-  const StateView* states = params.states != nullptr ? params.states : params.inline_states;
-  const auto lse_of = [&](int s) {
-    return states[s].lse[head * states[s].lse_head_stride + token * states[s].lse_token_stride];
-  };
-  const auto row_of = [&](int s) {
-    return merge::row_at(states[s].out, states[s].dtype,
-                         token * states[s].out_token_stride + head * states[s].out_head_stride);
-  };
-  const merge::Weights weights = merge::find_weights(team, params.num_states, negative_infinity(), lse_of);
-  const StateView& merged = params.merged;
-  void* out = merge::row_at(merged.out, merged.dtype, token * merged.out_token_stride + head * merged.out_head_stride);
-  // A state without values weighs, but adds nothing.
-  const auto lse_of_values = [&](int s) { return states[s].out != nullptr ? lse_of(s) : negative_infinity(); };
-  const merge::Target target{has_row ? out : nullptr, merged.dtype,
-                             has_row ? scales_of_row(params.out_scale, token, head) : nullptr};
-  merge::join_row(
-      team, weights, params.num_states, params.head_dim_v, lse_of_values, row_of,
-      [&](int s) { return states[s].dtype; }, target, params.out_scale);
-  __syncwarp();  // every lane has read the row's LSEs
-  if (has_row && merged.lse != nullptr && team.lane == 0) {
-    merged.lse[head * merged.lse_head_stride + token * merged.lse_token_stride] = weights.lse();
+struct GivenStates {
+  const MergeStatesParams& params;
+  const StateView* states;
+  int head;
+
+  __device__ __forceinline__ int num_states() const { return params.num_states; }
+  __device__ __forceinline__ int head_dim_v() const { return params.head_dim_v; }
+  __device__ __forceinline__ Place place_of(int row) const { return {row, row, head}; }  // a token's
+  __device__ __forceinline__ float sink_of(const Place&) const { return negative_infinity(); }
+  __device__ __forceinline__ float lse_of(const Place& place, int s) const { return *lse_at(states[s], place); }
+  __device__ __forceinline__ const void* values_of(const Place& place, int s) const {
+    return states[s].out != nullptr ? values_at(states[s], place) : nullptr;
   }
+  __device__ __forceinline__ int dtype_of(int s) const { return states[s].dtype; }
+  __device__ __forceinline__ int out_dtype() const { return params.merged.dtype; }
+  __device__ __forceinline__ const OutputScaleLayout& out_scale() const { return params.out_scale; }
+  __device__ __forceinline__ void* out_at(const Place& place) const { return values_at(params.merged, place); }
+  __device__ __forceinline__ void store_lse(const Place& place, float lse) const {
+    if (params.merged.lse != nullptr) *lse_at(params.merged, place) = lse;
+  }
+
+  static __device__ __forceinline__ float* lse_at(const StateView& state, const Place& place) {
+    return state.lse + place.head * state.lse_head_stride + place.token * state.lse_token_stride;
+  }
+  static __device__ __forceinline__ void* values_at(const StateView& state, const Place& place) {
+    return row_at(state.out, state.dtype, place.token * state.out_token_stride + place.head * state.out_head_stride);
+  }
+};
+
+}  // namespace merge
+
+extern "C" __global__ void __launch_bounds__(32 * index::kMergingWarps, 6)
+    merge_states(const __grid_constant__ MergeStatesParams params) {
+  const unsigned warp = blockIdx.x * index::kMergingWarps + threadIdx.x / 32;
+  const unsigned heads = params.num_heads;
+  const int rows = index::merging_rows_of_warp(params.head_dim_v);
+  const long long first = static_cast<long long>(warp / heads) * rows;
+  if (first >= params.num_tokens) return;
+  const merge::GivenStates states{params, params.states != nullptr ? params.states : params.inline_states,
+                                  static_cast<int>(warp % heads)};
+  merge::WarpRows(states).join(static_cast<int>(first), min(rows, static_cast<int>(params.num_tokens - first)));
 }
 
 }  // namespace qkv::cuda
