@@ -102,17 +102,44 @@ __device__ __forceinline__ void round_elements(const CacheWriteSide& side, const
   }
 }
 
-template <int kDtype>
-__device__ __forceinline__ float largest_of_piece(const Piece<kDtype>& piece) {
-  float values[kVector];
-  piece.widen(values);
+// Largest magnitude of the lane's part of a row, infinity included; of a NaN and x: x.
+template <int kDtype, int kPieces>
+__device__ __forceinline__ float largest_of_pieces(const Piece<kDtype> (&pieces)[kPieces]) {
+  float largest = 0.0F;
+  if constexpr (kDtype == kF32) {
+#pragma unroll
+    for (const Piece<kDtype>& piece : pieces) {
+      float values[kVector];
+      piece.widen(values);
+#pragma unroll
+      for (float value : values) largest = fmaxf(largest, fabsf(value));
+    }
+  } else {
+    unsigned pair = 0;
+#pragma unroll
+    for (const Piece<kDtype>& piece : pieces) {
+      const unsigned word[4] = {piece.words[0].x, piece.words[0].y, piece.words[0].z, piece.words[0].w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) pair = ptx::max_of_16<kDtype == kBf16>(pair, word[w] & 0x7fff7fffU);
+    }
+    pair = ptx::max_of_16<kDtype == kBf16>(pair, pair >> 16);
+    largest = ptx::f32_from_16<kDtype == kBf16>(static_cast<unsigned short>(pair));
+  }
+  return largest;
+}
+
+template <int kDtype, int kPieces>
+__device__ __forceinline__ float largest_finite_of_pieces(const Piece<kDtype> (&pieces)[kPieces]) {
+  const float largest_of_all = largest_of_pieces(pieces);
+  if (largest_of_all == finite_magnitude(largest_of_all)) return largest_of_all;
   float largest = 0.0F;
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) largest = fmaxf(largest, fabsf(values[i]));  // of a NaN and x: x
-  if (largest == finite_magnitude(largest)) return largest;
-  largest = 0.0F;
+  for (const Piece<kDtype>& piece : pieces) {
+    float values[kVector];
+    piece.widen(values);
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) largest = fmaxf(largest, finite_magnitude(values[i]));
+    for (float value : values) largest = fmaxf(largest, finite_magnitude(value));
+  }
   return largest;
 }
 
@@ -176,10 +203,7 @@ struct ByVectors {
 #pragma unroll
     for (int t = 0; t < kRows; ++t) {
       if (chooses) {
-        float largest = 0.0F;
-#pragma unroll
-        for (int p = 0; p < kPieces; ++p) largest = fmaxf(largest, largest_of_piece(held[t][p]));
-        scales[t] = choose_scale(largest, side.pages_dtype, team);
+        scales[t] = choose_scale(largest_finite_of_pieces(held[t]), side.pages_dtype, team);
       }
       if (rows[t].from != nullptr) round(side, rows[t], held[t], scales[t], team);
     }

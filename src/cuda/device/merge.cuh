@@ -6,6 +6,8 @@
 #include "epilogue.cuh"
 #include "output_scale.cuh"
 #include "params.hpp"
+#include "ptx/load.cuh"
+#include "ptx/pin.cuh"
 
 namespace qkv::cuda {
 namespace merge {
@@ -57,38 +59,39 @@ struct Raw {
   unsigned word[kVector];
 };
 
-// At once (rows begin at multiples of 16 bytes), but for the last of an odd row; 0 behind it.
+// 0 where there is no row (nullptr), and behind its last column. Whole: the row's columns are whole vectors.
+template <bool kWhole>
 __device__ __forceinline__ Raw load_columns(const void* row, int dtype, int first, int dim) {
-  Raw raw{};
-  const char* from = static_cast<const char*>(row) + first * size_of(dtype);
-  if (first + kVector <= dim) {
-    const uint4 low = reinterpret_cast<const uint4*>(from)[0];
-    raw.word[0] = low.x, raw.word[1] = low.y, raw.word[2] = low.z, raw.word[3] = low.w;
-    if (dtype == kF32) {
-      const uint4 high = reinterpret_cast<const uint4*>(from)[1];
-      raw.word[4] = high.x, raw.word[5] = high.y, raw.word[6] = high.z, raw.word[7] = high.w;
+  if constexpr (kWhole) {
+    const auto* from = reinterpret_cast<const uint4*>(static_cast<const char*>(row) + first * size_of(dtype));
+    const uint4 low = ptx::load_global_16_if(row != nullptr, from);
+    const uint4 high = ptx::load_global_16_if(row != nullptr && dtype == kF32, from + 1);
+    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+  } else {
+    Raw raw{};
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) {
+      if (row == nullptr || first + c >= dim) continue;
+      if (dtype == kF32) {
+        raw.word[c] = static_cast<const unsigned*>(row)[first + c];
+      } else {
+        raw.word[c / 2] |= static_cast<unsigned>(static_cast<const unsigned short*>(row)[first + c]) << (c % 2 * 16);
+      }
     }
     return raw;
   }
-#pragma unroll
-  for (int c = 0; c < kVector; ++c) {
-    if (first + c >= dim) continue;
-    if (dtype == kF32) {
-      raw.word[c] = static_cast<const unsigned*>(row)[first + c];
-    } else {
-      raw.word[c / 2] |= static_cast<unsigned>(static_cast<const unsigned short*>(row)[first + c]) << (c % 2 * 16);
-    }
-  }
-  return raw;
 }
 
 __device__ __forceinline__ void add_columns(float (&sum)[kVector], const Raw& raw, int dtype, float weight) {
+  if (dtype == kF32) {
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) sum[c] += weight * __uint_as_float(raw.word[c]);
+    return;
+  }
 #pragma unroll
   for (int c = 0; c < kVector; ++c) {
     const auto bits = static_cast<unsigned short>(raw.word[c / 2] >> (c % 2 * 16));
-    sum[c] += weight * (dtype == kF32    ? __uint_as_float(raw.word[c])
-                        : dtype == kBf16 ? ptx::f32_from_bf16(bits)
-                                         : ptx::f32_from_f16(bits));
+    sum[c] += weight * (dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits));
   }
 }
 
@@ -104,10 +107,11 @@ __device__ __forceinline__ void store_element(void* row, int dtype, int column, 
   }
 }
 
+template <bool kWhole>
 __device__ __forceinline__ void store_columns(void* row, int dtype, int first, int dim,
                                               const float (&values)[kVector]) {
   char* to = static_cast<char*>(row) + first * size_of(dtype);
-  if (first + kVector > dim) {
+  if (!kWhole && first + kVector > dim) {
 #pragma unroll
     for (int c = 0; c < kVector; ++c) {
       if (first + c < dim) store_element(row, dtype, first + c, values[c]);
@@ -149,7 +153,8 @@ __device__ __forceinline__ float max_of_lanes(float x, int lanes) {
 //   out_dtype(), out_scale()
 //   out_at(place)        where the joined row goes: may be one of the states'
 //   store_lse(place, lse)
-template <typename States>
+// Whole: their columns are whole vectors.
+template <bool kWhole, typename States>
 class WarpRows {
  public:
   __device__ __forceinline__ explicit WarpRows(const States& states) : states_(states) {}
@@ -197,7 +202,7 @@ class WarpRows {
       for (float& column : sum) column = start;
       if (has_columns && !weights.is_nan()) add_states(place, weights, first, sum);
       if (is_float8(states_.out_dtype())) divide(place, has_columns, lanes, first, sum);
-      if (has_columns) store_columns(states_.out_at(place), states_.out_dtype(), first, dim, sum);
+      if (has_columns) store_columns<kWhole>(states_.out_at(place), states_.out_dtype(), first, dim, sum);
     }
   }
 
@@ -221,8 +226,10 @@ class WarpRows {
       Raw raw[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (values[i] != nullptr) raw[i] = load_columns(values[i], dtype[i], first, states_.head_dim_v());
+        raw[i] = load_columns<kWhole>(values[i], dtype[i], first, states_.head_dim_v());
       }
+#pragma unroll
+      for (Raw& columns : raw) ptx::pin(columns.word);  // or the first are used before the second are asked for
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         if (values[i] != nullptr) add_columns(sum, raw[i], dtype[i], weight[i]);

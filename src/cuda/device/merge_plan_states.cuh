@@ -1,4 +1,5 @@
-// Joins the partial states of a plan, in rising order of keys; the rows get their sink here.
+// Joins the partial states of a plan, in rising order of keys; the rows get their sink here. Head sizes are whole
+// vectors.
 // Block 32 x index::kMergingWarps; grid (CTAs that take turns at the items, CTAs whose warps share an item's rows,
 // index::merging_rows_of_warp each).
 #pragma once
@@ -58,7 +59,8 @@ extern "C" __global__ void __launch_bounds__(32 * index::kMergingWarps, 6)
     const merge::PlanStates states{params, params.items[i]};
 #pragma unroll 1
     for (int first_row = warp * rows_of_warp; first_row < states.num_rows(); first_row += num_warps * rows_of_warp) {
-      merge::WarpRows(states).join(first_row, min(rows_of_warp, states.num_rows() - first_row));
+      merge::WarpRows<true, merge::PlanStates>(states).join(first_row,
+                                                            min(rows_of_warp, states.num_rows() - first_row));
     }
   }
 }

@@ -48,7 +48,12 @@ extern "C" __global__ void __launch_bounds__(32 * index::kMergingWarps, 6)
   if (first >= params.num_tokens) return;
   const merge::GivenStates states{params, params.states != nullptr ? params.states : params.inline_states,
                                   static_cast<int>(warp % heads)};
-  merge::WarpRows(states).join(static_cast<int>(first), min(rows, static_cast<int>(params.num_tokens - first)));
+  const int tokens = min(rows, static_cast<int>(params.num_tokens - first));
+  if (params.head_dim_v % merge::kVector == 0) {
+    merge::WarpRows<true, merge::GivenStates>(states).join(static_cast<int>(first), tokens);
+  } else {
+    merge::WarpRows<false, merge::GivenStates>(states).join(static_cast<int>(first), tokens);
+  }
 }
 
 }  // namespace qkv::cuda

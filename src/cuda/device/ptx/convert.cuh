@@ -44,4 +44,16 @@ __device__ __forceinline__ bool is_nonfinite_16(unsigned bits) {
   return (bits & kExponent) == kExponent;
 }
 
+// The larger of each of two pairs; of a NaN and x: x.
+template <bool kBf16>
+__device__ __forceinline__ unsigned max_of_16(unsigned a, unsigned b) {
+  unsigned largest;
+  if constexpr (kBf16) {
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
+  } else {
+    asm("max.f16x2 %0, %1, %2;" : "=r"(largest) : "r"(a), "r"(b));
+  }
+  return largest;
+}
+
 }  // namespace qkv::cuda::ptx

@@ -7,6 +7,8 @@
 // each product. accumulate = 0 overwrites d.
 #pragma once
 
+#include "ptx/pin.cuh"
+
 namespace qkv::cuda::ptx {
 
 // Registers written before are seen by the products after it.
@@ -18,18 +20,6 @@ __device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commi
 template <int kRemaining>
 __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kRemaining) : "memory");
-}
-
-// Pins registers to this place: the optimiser may not move reads of accumulators over a wait, nor writes over a fence.
-template <int kCount>
-__device__ __forceinline__ void pin(float (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i]));
-}
-template <int kCount>
-__device__ __forceinline__ void pin(unsigned (&d)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i]));
 }
 
 template <bool kBf16, unsigned kHigh>
