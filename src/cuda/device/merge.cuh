@@ -82,16 +82,22 @@ __device__ __forceinline__ Raw load_columns(const void* row, int dtype, int firs
   }
 }
 
+template <bool kBf16>
+__device__ __forceinline__ void add_columns_of_16(float (&sum)[kVector], const Raw& raw, float weight) {
+#pragma unroll
+  for (int c = 0; c < kVector; ++c) {
+    sum[c] += weight * ptx::f32_from_16<kBf16>(static_cast<unsigned short>(raw.word[c / 2] >> (c % 2 * 16)));
+  }
+}
+
 __device__ __forceinline__ void add_columns(float (&sum)[kVector], const Raw& raw, int dtype, float weight) {
   if (dtype == kF32) {
 #pragma unroll
     for (int c = 0; c < kVector; ++c) sum[c] += weight * __uint_as_float(raw.word[c]);
-    return;
-  }
-#pragma unroll
-  for (int c = 0; c < kVector; ++c) {
-    const auto bits = static_cast<unsigned short>(raw.word[c / 2] >> (c % 2 * 16));
-    sum[c] += weight * (dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits));
+  } else if (dtype == kBf16) {
+    add_columns_of_16<true>(sum, raw, weight);
+  } else {
+    add_columns_of_16<false>(sum, raw, weight);
   }
 }
 
