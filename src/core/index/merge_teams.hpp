@@ -7,6 +7,7 @@
 namespace qkv::index {
 
 constexpr int kMergingWarps = 4;   // of a CTA
+constexpr int kMergingCtas = 6;    // of a multiprocessor: for more of them, ptxas spills
 constexpr int kMergedColumns = 8;  // that a lane takes at once: 16 bytes of 16 bits
 
 // 2^this lanes hold a row whole, or take turns at it where it is longer than a warp.

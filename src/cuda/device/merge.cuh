@@ -218,8 +218,8 @@ class WarpRows {
     for (int begin = 0; begin < states_.num_states(); begin += kAtOnce) {
       // Where values lie is looked up for all of them first: a look-up between their loads would wait for the first.
       const void* values[kAtOnce] = {};
-      int dtype[kAtOnce];
-      float weight[kAtOnce];
+      int dtype[kAtOnce] = {};
+      float weight[kAtOnce] = {};
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int s = begin + i;

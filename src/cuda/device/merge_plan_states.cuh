@@ -48,7 +48,7 @@ struct PlanStates {
 
 }  // namespace merge
 
-extern "C" __global__ void __launch_bounds__(32 * index::kMergingWarps, 6)
+extern "C" __global__ void __launch_bounds__(32 * index::kMergingWarps, index::kMergingCtas)
     merge_plan_states(const __grid_constant__ MergePlanParams params) {
   const int rows_of_warp = index::merging_rows_of_warp(params.head_dim_v);
   const int warp = blockIdx.y * index::kMergingWarps + threadIdx.x / 32;

@@ -39,7 +39,7 @@ struct GivenStates {
 
 }  // namespace merge
 
-extern "C" __global__ void __launch_bounds__(32 * index::kMergingWarps, 6)
+extern "C" __global__ void __launch_bounds__(32 * index::kMergingWarps, index::kMergingCtas)
     merge_states(const __grid_constant__ MergeStatesParams params) {
   const unsigned warp = blockIdx.x * index::kMergingWarps + threadIdx.x / 32;
   const unsigned heads = params.num_heads;
