@@ -87,7 +87,7 @@ ForwardKey ForwardSm90FewRows::key(const LayerSpec& layer, const DeviceFacts& fa
            {"request_tile_q", variant.tile_q}}};
 }
 
-// One CTA an item. Where their number is only a bound: four waves. Items are dealt out evenly, so that fewer waves leave
+// One CTA an item. Where their number is only a bound: four waves. Items are dealt out evenly, so fewer waves leave
 // more of the last turn idle (256 requests of 1k keys: 16 % with two, 6 % with four); CTAs without an item cost time in
 // small batches (one request of 1k: 1.2 us with four, 6 with eight).
 uint32_t ForwardSm90FewRows::grid_of(const FewRowsLaunch& launch, int32_t ctas_per_multiprocessor) const {
