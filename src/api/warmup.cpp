@@ -8,6 +8,7 @@
 
 #include "api/warm_layers.hpp"
 #include "core/checks.hpp"
+#include "cuda/kernel_key.hpp"
 #include "cuda/select.hpp"
 #include "jit/module.hpp"
 #include "spec/rules.hpp"
@@ -101,6 +102,22 @@ std::vector<jit::Source> single_call_sources(const WarmupOptions& options, const
   return sources;
 }
 
+// What the layer compiles when it is created, whether or not batches within its bounds reach it: kernels of requests
+// with one new token, and of prompts.
+std::vector<jit::Source> sources_of_creation(const LayerSpec& layer, const cuda::DeviceFacts& facts) {
+  constexpr int64_t kManyRows = INT32_MAX;
+  std::vector<jit::Source> sources;
+  for (const int64_t num_rows : {int64_t{layer.group_size()}, kManyRows}) {
+    for (const bool few_items : {true, false}) {
+      for (const bool clustered : {true, false}) {
+        const cuda::LaunchKind launch{num_rows, few_items, clustered};
+        add_missing(sources, {cuda::forward_source(layer, cuda::forward_key(layer, facts, launch))});
+      }
+    }
+  }
+  return sources;
+}
+
 // Layers that can run bring their kernels, others a reason.
 std::vector<jit::Source> sources_of(const std::vector<LayerSpec>& layers, WarmupOptions options,
                                     const cuda::DeviceFacts& facts, std::vector<std::string>& skipped) {
@@ -111,6 +128,7 @@ std::vector<jit::Source> sources_of(const std::vector<LayerSpec>& layers, Warmup
       continue;
     }
     add_missing(sources, cuda::reachable_sources(layers[i], facts, options.bounds, options.planners));
+    add_missing(sources, sources_of_creation(layers[i], facts));
     if (makes_states(layers[i])) options.merge_states = options.gather_cache = true;
   }
   add_missing(sources, single_call_sources(options, facts.arch));

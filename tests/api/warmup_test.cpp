@@ -178,6 +178,23 @@ ContextParallelSpec shared_by_ranks(StateExchange exchange) {
 }
 
 // A rank's context, its new tokens as a result and as a state, and the gather and merge of the exchange.
+// One token of one key joins no splits and is no prompt, but a layer that is created compiles the kernels of those,
+// too.
+TEST_F(Warmup, what_creating_a_layer_compiles_is_there_whatever_the_bounds) {
+  WarmupOptions options;
+  options.arch = "sm_90a";
+  options.bounds = {1, 1};
+  std::string names;
+  for (const WarmedKernel& kernel : warmup({gpu_layer(64)}, options).kernels) {
+    EXPECT_EQ(kernel.error, "");
+    names += kernel.name + "\n";
+  }
+  for (const char* name :
+       {"forward_sm90_many_rows sm_90a", "cluster_size 8", "cluster_size 1", "num_warps 4", "num_warps 8"}) {
+    EXPECT_THAT(names, HasSubstr(name));
+  }
+}
+
 TEST_F(Warmup, layers_of_a_rank_bring_all_that_context_parallel_runs) {
   const WarmupResult result = warmup(rank_layers(shared_by_ranks(StateExchange::all_to_all), 0, 2), for_sm80());
   EXPECT_THAT(result.skipped, IsEmpty());
