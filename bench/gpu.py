@@ -24,7 +24,7 @@ from gpu_tables.clock import SmClock
 from gpu_tables.flash_infer import FlashInfer
 from gpu_tables.layers import Layers, Pool
 from gpu_tables.loads import PageReader
-from gpu_tables.peers import matrix_product, peers_of
+from gpu_tables.peers import PEERS, matrix_product, peers_of
 from gpu_tables.report import Progress, Report
 from gpu_tables.timing import Timer
 
@@ -51,14 +51,17 @@ class Bench:
         self.report, self.say = report, report.progress.print
         self.timer = Timer(self.device, options.seconds, self.optional("SM clocks", SmClock) if self.on_gpu else None)
         self.layers = Layers(options.device)
+        self.wanted_peers = options.peers
         self.peers = peers_of(self.device, options.peers)
-        wanted = not options.peers or "FlashInfer" in options.peers
-        self.flash_infer = self.optional("FlashInfer", FlashInfer) if wanted else None
+        self.flash_infer = self.optional("FlashInfer", FlashInfer) if self.wants_peer("FlashInfer") else None
         self.pool = Pool(self.device, POOL_BYTES if self.on_gpu else 16 << 20)
         properties = torch.cuda.get_device_properties(self.device) if self.on_gpu else None
         self.capability = (properties.major, properties.minor) if properties else None
         self.num_sms = properties.multi_processor_count if properties else None
         self.page_reader = self.optional("decode's limit", PageReader)
+
+    def wants_peer(self, name):
+        return not self.wanted_peers or name in self.wanted_peers
 
     def optional(self, what, make):
         """None, and a line that says so, where a package is missing."""
@@ -97,7 +100,12 @@ def parse_arguments():
     parser.add_argument("--filter", default="", help="only cases whose description matches this expression")
     parser.add_argument("--head-dims", nargs="*", choices=list(prefill.HEADS), help="prefill: only these head sizes")
     parser.add_argument("--lengths", nargs="*", type=int, choices=prefill.LENGTHS, help="prefill: only these lengths")
-    parser.add_argument("--peers", nargs="*", help="only these (default: all that are there)")
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        choices=[*PEERS, "FlashInfer", "none"],
+        help="only these, or none (default: all that are there)",
+    )
     parser.add_argument("--seconds", type=float, default=0.2, help="of a steady turn (default: %(default)s)")
     parser.add_argument("--out", default="bench/results", help="folder of the results (default: %(default)s)")
     parser.add_argument("--no-pictures", action="store_true", help="JSON only")
@@ -109,9 +117,21 @@ def parse_arguments():
     return options
 
 
-def cases_of(table, options):
+def describe(case):
+    return " ".join(map(str, case))
+
+
+def all_cases_of(table, options):
     make = TABLES[table].rehearsal_cases if options.device == "cpu" else TABLES[table].cases
-    return [case for case in make(options) if re.search(options.filter, " ".join(map(str, case)))]
+    return make(options)
+
+
+def cases_of(table, options):
+    return [case for case in all_cases_of(table, options) if re.search(options.filter, describe(case))]
+
+
+def example_of(tables, options):
+    return describe(next(case for name in tables for case in all_cases_of(name, options)))
 
 
 def commit():
@@ -136,6 +156,8 @@ def main():
     torch.manual_seed(0)
     tables = [name for name in TABLES if not options.tables or name in options.tables]
     cases = {name: cases_of(name, options) for name in tables or TABLES}  # "compiled" alone: all that there is
+    if not any(cases.values()):
+        raise SystemExit(f"gpu.py: --filter {options.filter!r} matches no case; one is: {example_of(cases, options)}")
     machine = machine_of(options)
     kinds = list(dict.fromkeys(kind for name in cases for case in cases[name] for kind in TABLES[name].kinds(case)))
     progress = Progress(len(kinds) + sum(len(cases[name]) for name in tables))
@@ -156,7 +178,7 @@ def main():
             if cases[name] and hasattr(table, "prepare"):
                 table.prepare(bench)
             for case in cases[name]:
-                progress(f"{name} {' '.join(map(str, case))}")
+                progress(f"{name} {describe(case)}")
                 table.run(bench, case)
             if cases[name] and hasattr(table, "finish"):
                 table.finish(bench)

@@ -75,7 +75,8 @@ def prepare(bench):
         0, 256, (POOL_BYTES if bench.on_gpu else 8 << 20,), dtype=torch.uint8, device=bench.device
     )
     bench.bytes &= 0xB7  # magnitudes below 2, no NaN
-    bench.cudnn = bench.optional("cuDNN's FP8", CudnnFloat8) if bench.on_gpu else None
+    wanted = bench.on_gpu and bench.wants_peer("cuDNN")
+    bench.cudnn = bench.optional("cuDNN's FP8", CudnnFloat8) if wanted else None
 
 
 def finish(bench):

@@ -46,6 +46,8 @@ def test_filter_and_tables_choose(tmp_path):
         "merge 2 32 tokens h32 d128 bfloat16"
     ]
     assert "allowed: compiled, prefill" in run("speed").stderr
+    nothing = run("ops", "--device", "cpu", "--filter", "nothing", "--out", tmp_path)
+    assert nothing.returncode != 0 and "'nothing' matches no case; one is: cache write 64 float32" in nothing.stderr
 
 
 def test_flash_infer_reads_the_same_pages_and_stands_beside_them(tmp_path):
