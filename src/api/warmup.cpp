@@ -102,17 +102,14 @@ std::vector<jit::Source> single_call_sources(const WarmupOptions& options, const
   return sources;
 }
 
-// What the layer compiles when it is created, whether or not batches within its bounds reach it: kernels of requests
-// with one new token, and of prompts.
+// What the layer compiles for requests with one new token when it is created, whether or not batches of such a layer
+// join splits in clusters.
 std::vector<jit::Source> sources_of_creation(const LayerSpec& layer, const cuda::DeviceFacts& facts) {
-  constexpr int64_t kManyRows = INT32_MAX;
   std::vector<jit::Source> sources;
-  for (const int64_t num_rows : {int64_t{layer.group_size()}, kManyRows}) {
-    for (const bool few_items : {true, false}) {
-      for (const bool clustered : {true, false}) {
-        const cuda::LaunchKind launch{num_rows, few_items, clustered};
-        add_missing(sources, {cuda::forward_source(layer, cuda::forward_key(layer, facts, launch))});
-      }
+  for (const bool few_items : {true, false}) {
+    for (const bool clustered : {true, false}) {
+      const cuda::LaunchKind launch{layer.group_size(), few_items, clustered};
+      add_missing(sources, {cuda::forward_source(layer, cuda::forward_key(layer, facts, launch))});
     }
   }
   return sources;

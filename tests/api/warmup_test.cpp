@@ -178,19 +178,21 @@ ContextParallelSpec shared_by_ranks(StateExchange exchange) {
 }
 
 // A rank's context, its new tokens as a result and as a state, and the gather and merge of the exchange.
-// One token of one key joins no splits and is no prompt, but a layer that is created compiles the kernels of those,
-// too.
-TEST_F(Warmup, what_creating_a_layer_compiles_is_there_whatever_the_bounds) {
+// New tokens alone are too few keys for splits that join in clusters, but a layer compiles that kernel, too.
+TEST_F(Warmup, what_creating_a_layer_compiles_for_one_new_token_is_there) {
+  LayerSpec layer = gpu_layer(64);
+  layer.cache.reset();
+  layer.key_run = KeyRun::new_tokens;
   WarmupOptions options;
   options.arch = "sm_90a";
-  options.bounds = {1, 1};
   std::string names;
-  for (const WarmedKernel& kernel : warmup({gpu_layer(64)}, options).kernels) {
+  for (const WarmedKernel& kernel : warmup({layer}, options).kernels) {
     EXPECT_EQ(kernel.error, "");
     names += kernel.name + "\n";
   }
   for (const char* name :
-       {"forward_sm90_many_rows sm_90a", "cluster_size 8", "cluster_size 1", "num_warps 4", "num_warps 8"}) {
+       {"num_warps 4 num_stages 1 min_ctas 5 cluster_size 1 ", "num_warps 8 num_stages 1 min_ctas 1 cluster_size 1 ",
+        "num_warps 4 num_stages 1 min_ctas 5 cluster_size 8 ", "num_warps 8 num_stages 1 min_ctas 1 cluster_size 8 "}) {
     EXPECT_THAT(names, HasSubstr(name));
   }
 }
