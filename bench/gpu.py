@@ -52,7 +52,7 @@ class Bench:
         self.timer = Timer(self.device, options.seconds, self.optional("SM clocks", SmClock) if self.on_gpu else None)
         self.layers = Layers(options.device)
         self.wanted_peers = options.peers
-        self.peers = peers_of(self.device, options.peers)
+        self.peers = {name: make for name, make in peers_of(self.device).items() if self.wants_peer(name)}
         self.flash_infer = self.optional("FlashInfer", FlashInfer) if self.wants_peer("FlashInfer") else None
         self.pool = Pool(self.device, POOL_BYTES if self.on_gpu else 16 << 20)
         properties = torch.cuda.get_device_properties(self.device) if self.on_gpu else None

@@ -177,7 +177,6 @@ ContextParallelSpec shared_by_ranks(StateExchange exchange) {
   return spec;
 }
 
-// A rank's context, its new tokens as a result and as a state, and the gather and merge of the exchange.
 // New tokens alone are too few keys for splits that join in clusters, but a layer compiles that kernel, too.
 TEST_F(Warmup, what_creating_a_layer_compiles_for_one_new_token_is_there) {
   LayerSpec layer = gpu_layer(64);
@@ -197,6 +196,7 @@ TEST_F(Warmup, what_creating_a_layer_compiles_for_one_new_token_is_there) {
   }
 }
 
+// A rank's context, its new tokens as a result and as a state, and the gather and merge of the exchange.
 TEST_F(Warmup, layers_of_a_rank_bring_all_that_context_parallel_runs) {
   const WarmupResult result = warmup(rank_layers(shared_by_ranks(StateExchange::all_to_all), 0, 2), for_sm80());
   EXPECT_THAT(result.skipped, IsEmpty());
