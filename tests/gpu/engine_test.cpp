@@ -411,6 +411,7 @@ void expect_merged_as_on_the_cpu(int32_t num_states, int64_t dim, DType dtype) {
 
 TEST_F(gpu, merging_agrees_with_the_cpu) {
   for (const int32_t num_states : {1, 2, 3, 17, 97}) expect_merged_as_on_the_cpu(num_states, 72, DType::f32);
+  for (const int64_t dim : {4, 12, 100}) expect_merged_as_on_the_cpu(3, dim, DType::f32);  // no whole vectors of 8
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     for (const int64_t dim : {8, 64, 128, 192, 264, 512, 528}) expect_merged_as_on_the_cpu(3, dim, dtype);
   }

@@ -15,7 +15,7 @@ QKV_HOST_DEVICE constexpr int merging_log2_lanes(int head_dim_v) {
   return log2_lanes_that_hold((head_dim_v + kMergedColumns - 1) / kMergedColumns, 1);
 }
 QKV_HOST_DEVICE constexpr int merging_rows_of_warp(int head_dim_v) {
-  return rows_of_warp(merging_log2_lanes(head_dim_v));
+  return least_rows_of_warp(merging_log2_lanes(head_dim_v));
 }
 
 }  // namespace qkv::index

@@ -18,8 +18,9 @@ QKV_HOST_DEVICE constexpr int quantising_pieces_of_lane(int num_pieces) {
 QKV_HOST_DEVICE constexpr int quantising_log2_lanes(int num_pieces) {
   return log2_lanes_that_hold(num_pieces, quantising_pieces_of_lane(num_pieces));
 }
+// At least: a grid has no more warps than that takes.
 QKV_HOST_DEVICE constexpr int tokens_of_quantising_warp(int num_pieces) {
-  return rows_of_warp(quantising_log2_lanes(num_pieces));
+  return least_rows_of_warp(quantising_log2_lanes(num_pieces));
 }
 
 }  // namespace qkv::index

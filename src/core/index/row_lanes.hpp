@@ -30,16 +30,30 @@ QKV_HOST_DEVICE constexpr int log2_lanes_that_hold(int num_pieces, int pieces_of
   while (1 << log2 < kMostLanes && pieces_of_lane << log2 < num_pieces) ++log2;
   return log2;
 }
-QKV_HOST_DEVICE constexpr int lanes_that_hold(int num_pieces, int pieces_of_lane) {
-  return 1 << log2_lanes_that_hold(num_pieces, pieces_of_lane);
-}
 
-// Rows of a warp that finds out about them first, a lane a row, and then goes over them in teams of 2^log2_lanes:
-// enough for the first part to cost little, few enough for small batches to fill a machine; a multiple of those that it
-// goes over at once.
-QKV_HOST_DEVICE constexpr int rows_of_warp(int log2_lanes) {
+// Rows of a warp that finds out about them first, a lane a row, and then goes over them in teams of 2^log2_lanes, a
+// multiple of those that it goes over at once. The first part costs the same for one row and for 32. At least: few, so
+// that small batches fill a machine.
+QKV_HOST_DEVICE constexpr int least_rows_of_warp(int log2_lanes) {
   const int at_once = kMostLanes >> log2_lanes;
   return at_once < 8 ? 8 : at_once;
+}
+
+// Rows of the warp that has most, where num_warps take turns at runs of so many tokens' rows of one kind each.
+QKV_HOST_DEVICE constexpr unsigned rows_of_busiest_warp(unsigned rows, unsigned num_tokens, unsigned kinds,
+                                                        unsigned num_warps) {
+  const unsigned runs = (num_tokens + rows - 1) / rows * kinds;
+  return (runs + num_warps - 1) / num_warps * rows;
+}
+
+// As many as a lane each, where the busiest warp then has no more rows in all: large batches.
+QKV_HOST_DEVICE constexpr int rows_of_warp(int log2_lanes, int num_tokens, int kinds, int num_warps) {
+  int rows = least_rows_of_warp(log2_lanes);
+  while (rows < kMostLanes && rows_of_busiest_warp(2 * rows, num_tokens, kinds, num_warps) <=
+                                  rows_of_busiest_warp(rows, num_tokens, kinds, num_warps)) {
+    rows *= 2;
+  }
+  return rows;
 }
 
 }  // namespace qkv::index

@@ -7,6 +7,7 @@
 #include "core/index/quantised_rows.hpp"
 #include "core/index/quotient.hpp"
 #include "dtype.cuh"
+#include "max_of_lanes.cuh"
 #include "params.hpp"
 
 namespace qkv::cuda {
@@ -79,10 +80,7 @@ __device__ __forceinline__ float load_element(const char* row, int dtype, int co
 
 // Of what each lane of the team found; all get the scale.
 __device__ __forceinline__ float choose_scale(float largest, int pages_dtype, const Team& team) {
-  for (int step = team.lanes() / 2; step > 0; step /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
-  }
-  return index::row_scale(largest, largest_8bit(pages_dtype));
+  return index::row_scale(max_of_lanes(largest, team.lanes()), largest_8bit(pages_dtype));
 }
 
 // By single elements: rows of any alignment, and scales that need a division.
@@ -102,53 +100,40 @@ __device__ __forceinline__ void round_elements(const CacheWriteSide& side, const
   }
 }
 
-// Largest magnitude of the lane's part of a row, infinity included; of a NaN and x: x.
-template <int kDtype, int kPieces>
-__device__ __forceinline__ float largest_of_pieces(const Piece<kDtype> (&pieces)[kPieces]) {
-  float largest = 0.0F;
-  if constexpr (kDtype == kF32) {
-#pragma unroll
-    for (const Piece<kDtype>& piece : pieces) {
-      float values[kVector];
-      piece.widen(values);
-#pragma unroll
-      for (float value : values) largest = fmaxf(largest, fabsf(value));
-    }
-  } else {
-    unsigned pair = 0;
-#pragma unroll
-    for (const Piece<kDtype>& piece : pieces) {
-      const unsigned word[4] = {piece.words[0].x, piece.words[0].y, piece.words[0].z, piece.words[0].w};
-#pragma unroll
-      for (int w = 0; w < 4; ++w) pair = ptx::max_of_16<kDtype == kBf16>(pair, word[w] & 0x7fff7fffU);
-    }
-    pair = ptx::max_of_16<kDtype == kBf16>(pair, pair >> 16);
-    largest = ptx::f32_from_16<kDtype == kBf16>(static_cast<unsigned short>(pair));
-  }
-  return largest;
-}
-
-template <int kDtype, int kPieces>
-__device__ __forceinline__ float largest_finite_of_pieces(const Piece<kDtype> (&pieces)[kPieces]) {
-  const float largest_of_all = largest_of_pieces(pieces);
-  if (largest_of_all == finite_magnitude(largest_of_all)) return largest_of_all;
+// Largest of the lane's part of a row, one element after another.
+template <int kDtype, int kPieces, typename Magnitude>
+__device__ __forceinline__ float largest_of_values(const Piece<kDtype> (&pieces)[kPieces], Magnitude magnitude_of) {
   float largest = 0.0F;
 #pragma unroll
   for (const Piece<kDtype>& piece : pieces) {
     float values[kVector];
     piece.widen(values);
 #pragma unroll
-    for (float value : values) largest = fmaxf(largest, finite_magnitude(value));
+    for (float value : values) largest = fmaxf(largest, magnitude_of(value));
   }
   return largest;
 }
 
-template <int kPagesDtype>
-__device__ __forceinline__ uint2 pack_vector(const float (&values)[kVector]) {
-  unsigned pairs[kVector / 2];
+// Infinity included; of a NaN and x: x.
+template <int kDtype, int kPieces>
+__device__ __forceinline__ float largest_of_pieces(const Piece<kDtype> (&pieces)[kPieces]) {
+  if constexpr (kDtype == kF32) return largest_of_values(pieces, [](float value) { return fabsf(value); });
+  unsigned pair = 0;
 #pragma unroll
-  for (int i = 0; i < kVector / 2; ++i) pairs[i] = pack_8bit(kPagesDtype, values[2 * i], values[2 * i + 1]);
-  return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+  for (const Piece<kDtype>& piece : pieces) {
+    const unsigned word[4] = {piece.words[0].x, piece.words[0].y, piece.words[0].z, piece.words[0].w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) pair = ptx::max_of_16<kDtype == kBf16>(pair, word[w] & 0x7fff7fffU);
+  }
+  pair = ptx::max_of_16<kDtype == kBf16>(pair, pair >> 16);
+  return ptx::f32_from_16<kDtype == kBf16>(static_cast<unsigned short>(pair));
+}
+
+template <int kDtype, int kPieces>
+__device__ __forceinline__ float largest_finite_of_pieces(const Piece<kDtype> (&pieces)[kPieces]) {
+  const float largest = largest_of_pieces(pieces);
+  if (largest == finite_magnitude(largest)) return largest;
+  return largest_of_values(pieces, finite_magnitude);
 }
 
 template <int kDtype>
@@ -158,8 +143,8 @@ __device__ __forceinline__ uint2 round_piece(const Piece<kDtype>& piece, int pag
   piece.widen(values);
 #pragma unroll
   for (int i = 0; i < kVector; ++i) values[i] = index::quotient_for_8bit(values[i], scale, reciprocal);
-  if (pages_dtype == kF8E4M3) return pack_vector<kF8E4M3>(values);
-  return pages_dtype == kI8 ? pack_vector<kI8>(values) : pack_vector<kF8E5M2>(values);
+  if (pages_dtype == kF8E4M3) return pack_eight(kF8E4M3, values);
+  return pages_dtype == kI8 ? pack_eight(kI8, values) : pack_eight(kF8E5M2, values);
 }
 
 // How a team writes the rows of kRows tokens with the given scales, or with such as it chooses and puts in their place.
@@ -233,9 +218,7 @@ struct Place {
   Row row{nullptr, nullptr};
   float* scale = nullptr;
 
-  Place() = default;
-  __device__ __forceinline__ Place(const CacheWriteParams& params, const RowKind& kind, int token) {
-    const long long slot = params.slots[token];
+  __device__ __forceinline__ Place(const CacheWriteParams& params, const RowKind& kind, int token, long long slot) {
     if (slot < 0) return;
     const CacheWriteSide& side = params.sides[kind.of_value];
     const KeyValueScales& scales = params.scales[kind.of_value];
@@ -262,14 +245,13 @@ __device__ __forceinline__ T* pointer_of_lane(T* pointer, int lane) {
   return reinterpret_cast<T*>(__shfl_sync(0xffffffff, reinterpret_cast<unsigned long long>(pointer), lane));
 }
 
-// The rows of a warp, of so many tokens from `first` on.
+// The rows of a warp, of so many tokens from `first` on. own_slot: of token first + lane; -1 where there is none.
 template <typename Rounding>
 __device__ __forceinline__ void write_rows(const CacheWriteParams& params, const RowKind& kind, int first,
-                                           int num_tokens, int log2_lanes) {
+                                           int num_tokens, long long own_slot, int log2_lanes) {
   const int lane = threadIdx.x % 32;
   const bool chooses = params.token_scales != 0;
-  Place own;
-  if (lane < num_tokens) own = Place(params, kind, first + lane);
+  const Place own(params, kind, first + lane, own_slot);
   float own_scale = chooses || own.scale == nullptr ? 1.0F : *own.scale;
   const Team team{lane & ((1 << log2_lanes) - 1), log2_lanes};
   constexpr int kRows = Rounding::kRows;
@@ -299,17 +281,27 @@ __device__ __forceinline__ void write_rows(const CacheWriteParams& params, const
 template <typename Rounding>
 __device__ __forceinline__ void take_turns(const CacheWriteParams& params, int num_vectors) {
   const int log2_lanes = index::quantising_log2_lanes(num_vectors);
-  const int tokens_of_warp = index::rows_of_warp(log2_lanes);
   const int num_slots = *params.num_slots;
   const unsigned rows_of_token = 2 * params.num_kv_heads;
+  const unsigned num_warps = gridDim.x * index::kQuantisingWarps;
+  const int tokens_of_warp = index::rows_of_warp(log2_lanes, num_slots, rows_of_token, num_warps);
   const unsigned num_units = (num_slots + tokens_of_warp - 1) / tokens_of_warp * rows_of_token;
+  const int lane = threadIdx.x % 32;
+  // Slots are on their way a turn ahead: all that a turn waits for hangs on them.
+  const auto slot_of = [&](unsigned unit) {
+    const int token = static_cast<int>(unit / rows_of_token) * tokens_of_warp + lane;
+    return unit < num_units && lane < tokens_of_warp && token < num_slots ? params.slots[token] : -1LL;
+  };
+  unsigned unit = blockIdx.x * index::kQuantisingWarps + threadIdx.x / 32;
+  long long slot = slot_of(unit);
 #pragma unroll 1
-  for (unsigned unit = blockIdx.x * index::kQuantisingWarps + threadIdx.x / 32; unit < num_units;
-       unit += gridDim.x * index::kQuantisingWarps) {
+  for (; unit < num_units; unit += num_warps) {
+    const long long next_slot = slot_of(unit + num_warps);
     const int row = unit % rows_of_token, first = unit / rows_of_token * tokens_of_warp;
     const int of_value = row < params.num_kv_heads ? 0 : 1;
     write_rows<Rounding>(params, {of_value, row - of_value * params.num_kv_heads}, first,
-                         min(tokens_of_warp, num_slots - first), log2_lanes);
+                         min(tokens_of_warp, num_slots - first), slot, log2_lanes);
+    slot = next_slot;
   }
 }
 

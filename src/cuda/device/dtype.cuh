@@ -29,6 +29,14 @@ __device__ __forceinline__ unsigned short pack_8bit(int dtype, float low, float 
   return dtype == kI8 ? ptx::pack_int8(low, high) : pack_float8(dtype, low, high);
 }
 
+// Eight elements of a row, in their order.
+__device__ __forceinline__ uint2 pack_eight(int dtype, const float (&values)[8]) {
+  unsigned pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) pairs[i] = pack_8bit(dtype, values[2 * i], values[2 * i + 1]);
+  return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
+}
+
 // Two neighbours, exact: both 16-bit formats hold every number of all 8-bit ones.
 template <int kDtype>
 __device__ __forceinline__ unsigned f16x2_from_8bit(unsigned short pair) {

@@ -4,6 +4,7 @@
 
 #include "core/index/merge_teams.hpp"
 #include "epilogue.cuh"
+#include "max_of_lanes.cuh"
 #include "output_scale.cuh"
 #include "params.hpp"
 #include "ptx/load.cuh"
@@ -126,10 +127,7 @@ __device__ __forceinline__ void store_columns(void* row, int dtype, int first, i
     reinterpret_cast<float4*>(to)[0] = make_float4(values[0], values[1], values[2], values[3]);
     reinterpret_cast<float4*>(to)[1] = make_float4(values[4], values[5], values[6], values[7]);
   } else if (is_float8(dtype)) {
-    unsigned pair[kVector / 2];
-#pragma unroll
-    for (int i = 0; i < kVector / 2; ++i) pair[i] = pack_float8(dtype, values[2 * i], values[2 * i + 1]);
-    *reinterpret_cast<uint2*>(to) = make_uint2(pair[0] | pair[1] << 16, pair[2] | pair[3] << 16);
+    *reinterpret_cast<uint2*>(to) = pack_eight(dtype, values);
   } else {
     unsigned pair[kVector / 2];
 #pragma unroll
@@ -143,12 +141,6 @@ __device__ __forceinline__ void store_columns(void* row, int dtype, int first, i
 
 __device__ __forceinline__ void* row_at(void* data, int dtype, long long offset) {
   return static_cast<char*>(data) + offset * size_of(dtype);
-}
-
-// Largest of `lanes` neighbouring lanes, a power of two; all lanes of the warp call this.
-__device__ __forceinline__ float max_of_lanes(float x, int lanes) {
-  for (int step = lanes / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, step));
-  return x;
 }
 
 // The rows of a warp. States has

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "dtype.cuh"
+#include "max_of_lanes.cuh"
 #include "params.hpp"
 
 namespace qkv::cuda {
@@ -18,9 +19,7 @@ template <int kLanes>
 __device__ __forceinline__ float choose_scale(float largest, int out_dtype) {
   const int lane = threadIdx.x % 32;
   const unsigned lanes = kLanes == 32 ? 0xffffffffU : ((1U << kLanes % 32) - 1) << (lane & ~(kLanes - 1));
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(lanes, largest, step));
-  return index::row_scale(largest, largest_float8(out_dtype));
+  return index::row_scale(max_of_lanes(largest, kLanes, lanes), largest_float8(out_dtype));
 }
 
 }  // namespace qkv::cuda

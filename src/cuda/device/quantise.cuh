@@ -6,6 +6,7 @@
 
 #include "core/index/token_requests.hpp"
 #include "dtype.cuh"
+#include "max_of_lanes.cuh"
 #include "quantise_params.hpp"
 
 namespace qkv::cuda {
@@ -63,10 +64,7 @@ __device__ __forceinline__ float largest_of_row(const QuantiseParams& params, co
         for (int i = 0; i < kVector; ++i) largest = fmaxf(largest, finite_magnitude(vector.elements[i]));
       },
       [&](int column) { largest = fmaxf(largest, finite_magnitude(load_element(row, params.rows_dtype, column))); });
-  const unsigned lanes = 0xffffU << (threadIdx.x & 16);
-#pragma unroll
-  for (int step = kLanes / 2; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(lanes, largest, step));
-  return largest;
+  return max_of_lanes(largest, kLanes, 0xffffU << (threadIdx.x & 16));
 }
 
 // Scales above 0 are in the order of their bits. Most rows find theirs high enough: then nobody queues for it.
@@ -85,13 +83,9 @@ __device__ __forceinline__ void round_row(const QuantiseParams& params, const vo
       params.head_dim,
       [&](int column) {
         Vector vector = load_vector(row, params.rows_dtype, column);
-        unsigned pairs[kVector / 2];
 #pragma unroll
-        for (int i = 0; i < kVector / 2; ++i) {
-          pairs[i] = pack_float8(params.out_dtype, __fdiv_rn(vector.elements[2 * i], scale),
-                                 __fdiv_rn(vector.elements[2 * i + 1], scale));
-        }
-        *reinterpret_cast<uint2*>(out + column) = {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
+        for (float& element : vector.elements) element = __fdiv_rn(element, scale);
+        *reinterpret_cast<uint2*>(out + column) = pack_eight(params.out_dtype, vector.elements);
       },
       [&](int column) {
         const float quotient = __fdiv_rn(load_element(row, params.rows_dtype, column), scale);
