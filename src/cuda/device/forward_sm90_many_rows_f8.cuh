@@ -130,20 +130,18 @@ class Consumer : tile::StepConsumer<kShape> {
     ptx::pin(scores_);
     release_keys<kBuffer>(step_);
     if (step_.bits & kStepFirst) softmax_ = tile::StepSoftmax();
-    float decay[2];
     if constexpr (tile::kTransformsScores) transform(step_, float8_control_->scales[items_ % kItemRecords].score);
     if (hides(step_)) hide(step_);
-    const bool moved = softmax_.find_scale(scores_, score_factor(), scale_, decay);
+    softmax_.find_base(scores_, score_factor(), scale_, [&](const float(&decay)[2]) {
+#pragma unroll
+      for (int i = 0; i < key::head_dim_v / 2; ++i) output_[i] *= decay[i >> 1 & 1];
+    });
     softmax_.exponentiate(scores_, score_factor(), scale_);
     if constexpr (kWeightsInRegisters) {
 #pragma unroll
       for (int i = 0; i < kTileKv / 8; ++i) packed_[i] = packed(i);
     } else {
       store_weights(tile::address_of_descriptor(weights_) + kBuffer * kLayout.weight_buffer_bytes);
-    }
-    if (moved) {
-#pragma unroll
-      for (int i = 0; i < key::head_dim_v / 2; ++i) output_[i] *= decay[i >> 1 & 1];
     }
     if constexpr (!kWeightsInRegisters) {
       ptx::fence_proxy_async();

@@ -11,11 +11,12 @@ namespace qkv::cuda::tile {
 
 constexpr float kLargestWeightLog2 = 8.0F;  // the largest e4m3 is 448
 constexpr float kLargestRiseLog2 = 16.0F;   // of a step over the output, before the latter is rescaled
+constexpr float kLargestFactor = 65536.0F;  // 2^kLargestRiseLog2
 
 // What the weights of one step stand for.
 struct StepScale {
   float base[2];    // log2 of a score whose weight is 1
-  float factor[2];  // in units of the output; 0 where the row sees nothing of the step
+  float factor[2];  // of weights, in units of the output
 };
 
 struct StepSoftmax {
@@ -23,12 +24,12 @@ struct StepSoftmax {
                   negative_infinity()};  // log2 of the output's unit, alike in the row's four lanes
   float sum[2] = {0.0F, 0.0F};           // of this lane's columns
 
-  // Finds the step's scale. Returns whether the unit of one of the warp's rows has moved: then the output is to be
-  // multiplied by decay = 2^(old - new), exactly 1 where it stayed.
-  template <int kCount>
-  __device__ __forceinline__ bool find_scale(const float (&scores)[kCount], float factor, StepScale& scale,
-                                             float (&decay)[2]) {
-    bool moved = false;
+  // Finds the step's base. Where the unit of one of the warp's rows moves, rescale(decay) is to multiply the output by
+  // 2^(old - new), exactly 1 for a row whose unit stays.
+  template <int kCount, class Rescale>
+  __device__ __forceinline__ void find_base(const float (&scores)[kCount], float factor, StepScale& scale,
+                                            Rescale&& rescale) {
+    const float old[2] = {max[0], max[1]};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float step_max = fmaxf(scores[2 * r], scores[2 * r + 1]);
@@ -37,30 +38,35 @@ struct StepSoftmax {
       step_max = fmaxf(step_max, __shfl_xor_sync(0xffffffff, step_max, 1));
       step_max = fmaxf(step_max, __shfl_xor_sync(0xffffffff, step_max, 2));
       const float unit = fmaf(step_max, factor, -kLargestWeightLog2);
-      const float old = max[r];
-      if (unit > old + kLargestRiseLog2) max[r] = unit;
-      moved |= max[r] != old;
-      decay[r] = max[r] == old ? 1.0F : exp2_approx(old - max[r]);
-      sum[r] *= decay[r];
-      const bool sees_nothing = unit == negative_infinity();
-      scale.base[r] = sees_nothing ? 0.0F : unit;
-      scale.factor[r] = sees_nothing ? 0.0F : exp2_approx(unit - max[r]);
+      if (unit > old[r] + kLargestRiseLog2) max[r] = unit;
+      scale.base[r] = unit == negative_infinity() ? 0.0F : unit;
     }
-    return __any_sync(0xffffffff, moved);
+    if (!__any_sync(0xffffffff, max[0] != old[0] || max[1] != old[1])) return;
+    float decay[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      decay[r] = max[r] == old[r] ? 1.0F : exp2_approx(old[r] - max[r]);
+      sum[r] *= decay[r];
+    }
+    rescale(decay);
   }
 
-  // Scores become weights, and are added to the sum.
+  // Scores become weights, and are added to the sum. Their factor is found last: registers are scarce before.
   template <int kCount>
-  __device__ __forceinline__ void exponentiate(float (&scores)[kCount], float factor, const StepScale& scale) {
-    float step_sum[2] = {0.0F, 0.0F};
+  __device__ __forceinline__ void exponentiate(float (&scores)[kCount], float factor, StepScale& scale) {
+    float step_sum[2][2] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int r = i >> 1 & 1;
       scores[i] = exp2_approx(fmaf(scores[i], factor, -scale.base[r]));
-      step_sum[r] += scores[i];
+      step_sum[r][i & 1] += scores[i];
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) sum[r] = fmaf(step_sum[r], scale.factor[r], sum[r]);
+    for (int r = 0; r < 2; ++r) {
+      // Only a row that sees nothing of the step could have more, and its weights are 0.
+      scale.factor[r] = fminf(exp2_approx(scale.base[r] - max[r]), kLargestFactor);
+      sum[r] = fmaf(step_sum[r][0] + step_sum[r][1], scale.factor[r], sum[r]);
+    }
   }
 
   __device__ __forceinline__ void sum_over_lanes() {
