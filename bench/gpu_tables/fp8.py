@@ -1,5 +1,5 @@
-"""8-bit caches: decode of bf16 queries beside the same batch on a bf16 cache, prefill of e4m3 queries beside cuDNN's
-FP8 and of bf16 queries on e4m3 caches beside bf16 ones, and cache writes that quantise.
+"""8-bit caches: decode of bf16 and of e4m3 queries beside bf16 ones on a bf16 cache, prefill of e4m3 queries beside
+cuDNN's FP8 and of bf16 queries on e4m3 caches beside bf16 ones, and cache writes that quantise.
 
 Decode is timed as in the table `decode`, its limit reads the same pages only; prefill as in `prefill`, keys in pages of
 64. cuDNN (nvidia-cudnn-frontend) reads dense keys and leaves 8-bit outputs, qkv bf16 ones."""
@@ -38,8 +38,10 @@ def cases(_):
     for heads in DECODE_HEADS:
         for page in (16, 64):
             for scales in ("per_head", "per_token_head"):
-                yield from (("decode", heads, page, "f8e4m3", scales, name, BATCHES[name]) for name in BATCHES)
-    yield from (("decode", DECODE_HEADS[0], 16, "i8", "per_token_head", name, BATCHES[name]) for name in BATCHES)
+                yield from (("decode", "bf16", heads, page, "f8e4m3", scales, name, BATCHES[name]) for name in BATCHES)
+    heads = DECODE_HEADS[0]
+    for query, dtype, scales in (("bf16", "i8", "per_token_head"), ("f8e4m3", "f8e4m3", "per_head")):
+        yield from (("decode", query, heads, 16, dtype, scales, name, BATCHES[name]) for name in BATCHES)
     for heads in PREFILL_HEADS:
         for length in LENGTHS:
             yield from (("prefill", heads, "f8e4m3", length, mask) for mask in ("true", "causal"))
@@ -51,8 +53,8 @@ def cases(_):
 
 
 def rehearsal_cases(_):
-    yield "decode", Heads(4, 2, 64), 16, "f8e4m3", "per_token_head", "2x64", [64, 64]
-    yield "decode", Heads(4, 2, 64), 16, "i8", "per_token_head", "2x64", [64, 64]
+    yield "decode", "bf16", Heads(4, 2, 64), 16, "f8e4m3", "per_token_head", "2x64", [64, 64]
+    yield "decode", "bf16", Heads(4, 2, 64), 16, "i8", "per_token_head", "2x64", [64, 64]
     yield "prefill", Heads(4, 4, 64), "f8e4m3", 64, "causal"
     yield "prefill", Heads(4, 4, 64), "bf16", 64, "causal"
     yield "cache write", Heads(4, 2, 64), 64, "per_head"
@@ -60,8 +62,9 @@ def rehearsal_cases(_):
 
 def kinds(case):
     if case[0] == "decode":
-        _, heads, page, dtype, scales, _, _ = case
-        return [Layer(heads, "causal", page, kv_dtype=dtype, scales=scales), Layer(heads, "causal", page)]
+        _, query, heads, page, dtype, scales, _, _ = case
+        own = Layer(heads, "causal", page, query_dtype=query, kv_dtype=dtype, scales=scales)
+        return [own, Layer(heads, "causal", page)]
     if case[0] == "prefill":
         _, heads, dtype, _, mask = case
         own = Layer(heads, mask, PREFILL_PAGE, query_dtype=dtype, kv_dtype="f8e4m3", scales="per_tensor")
@@ -93,7 +96,7 @@ def scales_of(scales, pages, page, heads, device):
 
 
 def run_decode(bench, case):
-    _, heads, page, dtype, scales, name, keys = case
+    _, query_dtype, heads, page, dtype, scales, name, keys = case
     lengths = [(1, length) for length in keys]
     total = num_pages(lengths, page)
     order = np.random.default_rng(2).permutation(total).astype(np.int32)
@@ -102,11 +105,15 @@ def run_decode(bench, case):
     out = torch.empty(len(keys), heads.query, heads.value_dim, dtype=query.dtype, device=query.device)
     gigabytes = 1e-9 * sum(keys) * heads.bytes_a_token / 2
     launches = launches_from_memory(bench, gigabytes)
+    own, wide = kinds(case)
 
     def time(kind, caches):
         attention = bench.layers[kind]
         plan = make_plan(attention, lengths, pages=order)
-        calls = [lambda cache=cache: attention.forward(query, cache, plan, out) for cache in caches]
+        rows, of_query = query, {}
+        if kind == own and query_dtype == "f8e4m3":
+            rows, of_query = query.to(DTYPE), {"query_scale": torch.tensor([0.7], device=bench.device)}
+        calls = [lambda cache=cache: attention.forward(rows, cache, plan, out, **of_query) for cache in caches]
         return bench.timer.graph(calls, launches)
 
     shape = (total, page, heads.kv, heads.dim + heads.value_dim)
@@ -119,7 +126,6 @@ def run_decode(bench, case):
         key, value = (part.view(TORCH_DTYPES[dtype]) for part in views_of(cache, heads))
         return qkv.KvCache(key, value, key_scale=scale, value_scale=scale)
 
-    own, wide = kinds(case)
     times = {"qkv": time(own, [eight_bit(cache) for cache in caches])}
     wide_caches = bench.pool.caches(heads, page, total, most=launches)
     times["bf16"] = time(wide, [qkv.KvCache(*views_of(cache, heads)) for cache in wide_caches])
@@ -127,7 +133,7 @@ def run_decode(bench, case):
         times["loads"] = bench.timer.graph([bench.page_reader.call(cache, pages) for cache in caches], launches)
     micros = {name: time.seconds * 1e6 for name, time in times.items()}
     bench.report.add(
-        f"{dtype} decode {name} {heads} page{page} {scales}",
+        f"{dtype} decode {name} {heads} page{page} {scales}" + (" e4m3 queries" if query_dtype != "bf16" else ""),
         "GB/s",
         gigabytes / times["qkv"].seconds,
         limit=gigabytes / times["loads"].seconds if "loads" in times else None,

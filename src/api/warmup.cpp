@@ -102,19 +102,6 @@ std::vector<jit::Source> single_call_sources(const WarmupOptions& options, const
   return sources;
 }
 
-// What the layer compiles for requests with one new token when it is created, whether or not batches of such a layer
-// join splits in clusters.
-std::vector<jit::Source> sources_of_creation(const LayerSpec& layer, const cuda::DeviceFacts& facts) {
-  std::vector<jit::Source> sources;
-  for (const bool few_items : {true, false}) {
-    for (const bool clustered : {true, false}) {
-      const cuda::LaunchKind launch{layer.group_size(), few_items, clustered};
-      add_missing(sources, {cuda::forward_source(layer, cuda::forward_key(layer, facts, launch))});
-    }
-  }
-  return sources;
-}
-
 // Layers that can run bring their kernels, others a reason.
 std::vector<jit::Source> sources_of(const std::vector<LayerSpec>& layers, WarmupOptions options,
                                     const cuda::DeviceFacts& facts, std::vector<std::string>& skipped) {
@@ -125,7 +112,7 @@ std::vector<jit::Source> sources_of(const std::vector<LayerSpec>& layers, Warmup
       continue;
     }
     add_missing(sources, cuda::reachable_sources(layers[i], facts, options.bounds, options.planners));
-    add_missing(sources, sources_of_creation(layers[i], facts));
+    add_missing(sources, cuda::created_sources(layers[i], facts));
     if (makes_states(layers[i])) options.merge_states = options.gather_cache = true;
   }
   add_missing(sources, single_call_sources(options, facts.arch));

@@ -1,6 +1,6 @@
 #include "cuda/device_rules.hpp"
 
-#include "core/eight_bit.hpp"
+#include "core/float8.hpp"
 
 namespace qkv::cuda {
 namespace {
@@ -28,10 +28,11 @@ index::DeviceCosts device_costs(const DeviceFacts& facts) {
 }  // namespace
 
 // Rows of several requests stand in items of few rows, as many as a tile holds: these are what waits for memory. (Items
-// of many rows are bound by arithmetic.) An item has one scale for all its queries, and Hopper's kernel shares keys of
-// 16 bits only.
+// of many rows are bound by arithmetic.) An item has one scale for all its queries; and beside so many rows, Hopper's
+// kernel has no registers for scales of tokens.
 int32_t max_shared_rows(const LayerSpec& layer, const ForwardKernels& kernels) {
-  if (is_float8(layer.query_dtype) || (kernels.few_rows_sm90 && is_8bit(layer.kv_dtype))) return 0;
+  const bool token_scales = layer.cache && layer.cache->scales == CacheScales::per_token_head;
+  if (is_float8(layer.query_dtype) || (kernels.few_rows_sm90 && token_scales)) return 0;
   return 2 * layer.group_size() <= kernels.cut.few_rows ? kernels.cut.few_rows : 0;
 }
 

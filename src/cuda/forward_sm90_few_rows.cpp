@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/float8.hpp"
 #include "core/index/swizzled_tile.hpp"
 #include "cuda/few_rows_lists.hpp"
 #include "cuda/launch.hpp"
@@ -34,7 +33,7 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, const c
 shape::LaunchShape shape_of(const LayerSpec& layer, const ForwardSm90FewRows::Variant& variant) {
   const shape::KeyValueShape kv = few_rows_shape(layer);
   return variant.shared_rows ? shape::shared_launch_shape(kv, variant.tile_q, variant.few_items)
-                             : shape::launch_shape(kv, variant.tile_q, variant.few_items);
+                             : shape::launch_shape(kv, variant.tile_q, variant.few_items, variant.takes_turns);
 }
 
 // Rows that an item of the variant has room for.
@@ -55,16 +54,22 @@ bool ForwardSm90FewRows::supports(const LayerSpec& layer, const DeviceFacts& fac
   if (layer.output_scales == OutputScales::per_token_group && !shape::supports_group_scales(layer.value_dim())) {
     return false;
   }
-  return facts.arch == "sm_90a" && !is_float8(layer.query_dtype) &&
-         shape::supports(layer.head_dim, layer.value_dim()) && layer.group_size() <= shape::max_rows(layer.value_dim());
+  return facts.arch == "sm_90a" && shape::supports(layer.head_dim, layer.value_dim()) &&
+         layer.group_size() <= shape::max_rows(layer.value_dim());
 }
 
 ForwardSm90FewRows::ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts& facts)
     : layer_(layer), facts_(facts) {
+  for (const Variant& variant : created_variants(layer)) kernel_of(variant);
+}
+
+std::vector<ForwardSm90FewRows::Variant> ForwardSm90FewRows::created_variants(const LayerSpec& layer) {
   const int32_t tile_q = shape::tile_rows(layer.group_size());
+  std::vector<Variant> variants;
   for (const bool few_items : {true, false}) {
-    for (const bool clustered : {true, false}) kernel_of({tile_q, few_items, clustered, false});
+    for (const bool clustered : {true, false}) variants.push_back({tile_q, few_items, clustered});
   }
+  return variants;
 }
 
 index::RequestCut ForwardSm90FewRows::cut_request(const LayerSpec& layer, int32_t q_len, int32_t kv_len) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <vector>
 
 #include "core/index/forward_sm90_few_rows_shape.hpp"
 #include "core/index/split.hpp"
@@ -48,7 +49,10 @@ class ForwardSm90FewRows {
   static ForwardKey key(const LayerSpec& layer, const DeviceFacts& facts, const Variant& variant);
   static index::RequestCut cut_request(const LayerSpec& layer, int32_t q_len, int32_t kv_len);
 
-  // Compiles the kernels of steps with one new token a request.
+  // Of steps with one new token a request, whether or not batches of such a layer join splits in clusters.
+  static std::vector<Variant> created_variants(const LayerSpec& layer);
+
+  // Compiles the kernels of created_variants.
   ForwardSm90FewRows(const LayerSpec& layer, const DeviceFacts& facts);
 
   // Makes sure that the launch's kernel is there, so that run() never compiles.

@@ -161,4 +161,13 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
   return sources;
 }
 
+std::vector<jit::Source> created_sources(const LayerSpec& layer, const DeviceFacts& facts) {
+  std::vector<jit::Source> sources;
+  if (!ForwardSm90FewRows::supports(layer, facts)) return sources;  // other kernels have one variant, which is reached
+  for (const ForwardSm90FewRows::Variant& variant : ForwardSm90FewRows::created_variants(layer)) {
+    sources.push_back(forward_source(layer, ForwardSm90FewRows::key(layer, facts, variant)));
+  }
+  return sources;
+}
+
 }  // namespace qkv::cuda

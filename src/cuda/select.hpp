@@ -49,4 +49,7 @@ ForwardKey forward_key(const LayerSpec& layer, const DeviceFacts& facts, const L
 std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceFacts& facts,
                                            const RequestBounds& bounds, PlannerUse planners = PlannerUse::none);
 
+// The forward kernels of few rows that creating the layer compiles, also those that its batches never reach.
+std::vector<jit::Source> created_sources(const LayerSpec& layer, const DeviceFacts& facts);
+
 }  // namespace qkv::cuda

@@ -12,12 +12,13 @@ struct Shape {
   KeyValueShape kv;
   int tile_q;
   bool few_items;
+  bool takes_turns;
 };
 
 std::ostream& operator<<(std::ostream& out, const Shape& shape) {
   return out << shape.kv.head_dim << "/" << shape.kv.head_dim_v << " of " << shape.kv.element_bytes
              << " bytes, token_scales " << shape.kv.token_scales << ", rows " << shape.tile_q << ", few "
-             << shape.few_items;
+             << shape.few_items << ", turns " << shape.takes_turns;
 }
 
 // Calls `check` for every shape that a launch can have.
@@ -28,14 +29,18 @@ void for_each_shape(Check check) {
       for (const auto& [element_bytes, token_scales] : {std::pair(2, false), std::pair(1, false), std::pair(1, true)}) {
         const KeyValueShape kv{head_dim, head_dim_v, element_bytes, token_scales};
         for (int tile_q = 4; tile_q <= max_rows(head_dim_v); tile_q *= 2) {
-          for (const bool few_items : {false, true}) check(Shape{kv, tile_q, few_items});
+          for (const bool few_items : {false, true}) {
+            for (const bool takes_turns : {false, true}) check(Shape{kv, tile_q, few_items, takes_turns});
+          }
         }
       }
     }
   }
 }
 
-LaunchShape launch_of(const Shape& shape) { return launch_shape(shape.kv, shape.tile_q, shape.few_items); }
+LaunchShape launch_of(const Shape& shape) {
+  return launch_shape(shape.kv, shape.tile_q, shape.few_items, shape.takes_turns);
+}
 
 SmemLayout layout_of(const Shape& shape, int cluster_size) {
   const LaunchShape launch = launch_of(shape);
@@ -180,12 +185,19 @@ TEST(few_rows_shape, bounds_hold_for_every_length) {
 
 TEST(few_rows_shape, rings_of_8_bits_hold_as_many_bytes_as_those_of_16_where_ctas_share_a_multiprocessor) {
   const auto under_way = [](const KeyValueShape& kv) {
-    const LaunchShape launch = launch_shape(kv, 4, false);
+    const LaunchShape launch = launch_shape(kv, 4, false, false);
     return launch.min_ctas * launch.num_warps * launch.num_stages * tile_keys(kv, 4) * kv.token_bytes();
   };
   constexpr KeyValueShape k8Bits{128, 128, 1, false};
   EXPECT_EQ(under_way(k8Bits), under_way(k128));
-  EXPECT_EQ(launch_shape(k8Bits, 4, true).num_stages, 1);  // a tile in hand and its first copy count
+  EXPECT_EQ(launch_shape(k8Bits, 4, true, false).num_stages, 1);  // a tile in hand and its first copy count
+}
+
+TEST(few_rows_shape, scales_of_tokens_have_a_fourth_cta_unless_it_takes_turns) {
+  constexpr KeyValueShape kTokenScales{128, 128, 1, true}, kHeadScales{128, 128, 1, false};
+  EXPECT_EQ(launch_shape(kTokenScales, 4, false, false).min_ctas, 4);
+  EXPECT_EQ(launch_shape(kTokenScales, 4, false, true).min_ctas, 3);
+  EXPECT_EQ(launch_shape(kHeadScales, 4, false, false).min_ctas, 3);
 }
 
 TEST(few_rows_shape, rows_are_padded_to_what_kernels_exist_for) {

@@ -218,7 +218,7 @@ TEST_P(kernels_compile, forward_sm90_few_rows) {
     for (const auto& [few_items, takes_turns] :
          {std::pair(true, false), std::pair(false, false), std::pair(false, true)}) {
       if (few_items && tile_q != shape::tile_rows(layer.group_size())) continue;
-      const shape::LaunchShape launch = shape::launch_shape(kv, tile_q, few_items);
+      const shape::LaunchShape launch = shape::launch_shape(kv, tile_q, few_items, takes_turns);
       const jit::Compiled compiled =
           jit::compile(forward_source(layer, {"forward_sm90_few_rows",
                                               "sm_90a",

@@ -248,19 +248,23 @@ TEST(device_rules, groups_too_large_for_two_requests_share_nothing) {
   EXPECT_EQ(rows_of(9, 128, "sm_80"), 0);
 }
 
-// Hopper's kernel shares keys of 16 bits; an item has one scale for all its queries.
-TEST(device_rules, layers_of_8_bit_floats_share_caches_in_the_sm80_kernel_only) {
+// An item has one scale for all its queries, and scales of tokens no registers beside several requests on Hopper.
+TEST(device_rules, caches_of_8_bit_floats_are_shared_by_queries_of_16_bits) {
   LayerSpec layer = testing::layer_of(4, 1, 128);
   layer.query_dtype = DType::bf16;
   layer.kv_dtype = DType::f8e4m3;
   layer.cache = CacheSpec{16, CacheScales::per_head};
-  EXPECT_EQ(device_rules(layer, facts_of_arch("sm_90a")).shared_few_rows, 0);
-  EXPECT_EQ(device_rules(layer, facts_of_arch("sm_80")).shared_few_rows, 16);
-  LayerSpec without_tensor_copies = layer;
-  without_tensor_copies.head_dim = 272;
-  EXPECT_EQ(device_rules(without_tensor_copies, facts_of_arch("sm_90a")).shared_few_rows, 16);
+  const auto rows_of = [&](const char* arch) { return device_rules(layer, facts_of_arch(arch)).shared_few_rows; };
+  EXPECT_EQ(rows_of("sm_90a"), 32);
+  EXPECT_EQ(rows_of("sm_80"), 16);
+  layer.cache->scales = CacheScales::per_token_head;
+  EXPECT_EQ(rows_of("sm_90a"), 0);
+  EXPECT_EQ(rows_of("sm_80"), 16);
+  layer.head_dim = 272;  // the sm_80 kernel's
+  EXPECT_EQ(rows_of("sm_90a"), 16);
   layer.query_dtype = DType::f8e4m3;
-  EXPECT_EQ(device_rules(layer, facts_of_arch("sm_80")).shared_few_rows, 0);
+  EXPECT_EQ(rows_of("sm_90a"), 0);
+  EXPECT_EQ(rows_of("sm_80"), 0);
 }
 
 }  // namespace

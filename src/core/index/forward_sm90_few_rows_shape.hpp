@@ -183,13 +183,17 @@ QKV_HOST_DEVICE constexpr int sm_bytes(const KeyValueShape& kv, int tile_q, cons
                                                  .total_bytes);
 }
 
-QKV_HOST_DEVICE constexpr LaunchShape launch_shape(const KeyValueShape& kv, int tile_q, bool few_items) {
+// Scales of tokens make a tile's chain of instructions longer: a fourth CTA fills its waits, but where the kernel's
+// turns need registers (takes_turns).
+QKV_HOST_DEVICE constexpr LaunchShape launch_shape(const KeyValueShape& kv, int tile_q, bool few_items,
+                                                   bool takes_turns) {
   const int lanes = num_lanes(tile_q, kv.head_dim_v);
   LaunchShape launch = few_items ? LaunchShape{lanes, 1, 1} : LaunchShape{4, 1, 3};
   if (!few_items) {
     const int most_rows = kv.token_scales ? 8 : 16;
     if (tile_q > most_rows || kv.head_dim_v > 128 || kv.head_dim > 192) launch.min_ctas = 2;
     if (tile_q <= 8 && kv.head_dim <= 64 && kv.head_dim_v <= 64) launch.min_ctas = 5;
+    if (tile_q <= 8 && kv.token_scales && launch.min_ctas == 3 && !takes_turns) launch.min_ctas = 4;
   }
   launch.num_stages = num_stages(kv, tile_q, few_items, launch.num_warps * launch.min_ctas);
   // Widening needs warps more than bytes under way.

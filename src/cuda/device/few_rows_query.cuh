@@ -1,6 +1,7 @@
 // The query rows of an item, as fragments for products with keys: in registers while these are few, else in shared
 // memory, in the order of dimensions that the keys' fragments have. Rows behind the item's are zeros. With 8-bit keys
-// they are f16; a row of bf16 is brought into f16's range by a power of two, which its scores' factor takes back.
+// they are f16: a row of bf16 is brought into f16's range by a power of two, which its scores' factor takes back; 8-bit
+// queries are widened, and their scale is in the factor.
 #pragma once
 
 #include "core/index/few_rows_fragments.hpp"
@@ -32,13 +33,40 @@ struct ItemRows {
   }
   // Where rows are shared; of a row that exists.
   __device__ __forceinline__ const SharedToken& token_of(int row) const { return tokens[row / key::group_size]; }
-  __device__ __forceinline__ const unsigned* words_of(int row) const {
+  __device__ __forceinline__ const char* query_row(int row) const {
     long long token = item.query_token + row / key::group_size;
     if constexpr (kSharedRows) token = token_of(min(row, count() - 1)).token;
     const long long element = token * params.query_token_stride + head_of(row) * params.query_head_stride;
-    return reinterpret_cast<const unsigned*>(static_cast<const unsigned short*>(params.query) + element);
+    return static_cast<const char*>(params.query) + element * size_of(key::query_dtype);
   }
 };
+
+// Two neighbouring elements of a query row in 16 bits each.
+__device__ __forceinline__ unsigned load_word(const char* row, int word) {
+  if constexpr (kFloat8Query) {
+    return f16x2_from_8bit<key::query_dtype>(reinterpret_cast<const unsigned short*>(row)[word]);
+  }
+  return reinterpret_cast<const unsigned*>(row)[word];
+}
+
+// The words of a step's 16 dimensions.
+__device__ __forceinline__ void load_step(const char* row, int step, unsigned (&words)[kStepWords]) {
+  constexpr int kUnits = size_of(key::query_dtype);  // of 16 bytes
+  const uint4* units = reinterpret_cast<const uint4*>(row) + kUnits * step;
+  const uint4 first = units[0];
+  const unsigned low[4] = {first.x, first.y, first.z, first.w};
+  if constexpr (kFloat8Query) {
+#pragma unroll
+    for (int w = 0; w < kStepWords; ++w) {
+      words[w] = f16x2_from_8bit<key::query_dtype>(static_cast<unsigned short>(low[w / 2] >> w % 2 * 16));
+    }
+  } else {
+    const uint4 second = units[1];
+    const unsigned high[4] = {second.x, second.y, second.z, second.w};
+#pragma unroll
+    for (int w = 0; w < kStepWords; ++w) words[w] = w < 4 ? low[w] : high[w - 4];
+  }
+}
 
 // The largest magnitude among bf16 pairs, seen so far and in `pair`, in the upper half.
 __device__ __forceinline__ unsigned larger_magnitude(unsigned largest, unsigned pair) {
@@ -74,13 +102,13 @@ class QueryRows {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
       const int row = 8 * n + lane_ / 4;
-      const unsigned* words = rows_.words_of(row);
+      const char* query = rows_.query_row(row);
 #pragma unroll
       for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const int word = kStepWords * step + shape::query_word(kElementBytes, lane_, r);
-          fragments_[step][n][r] = row < rows_.count() ? words[word] : 0;
+          fragments_[step][n][r] = row < rows_.count() ? load_word(query, word) : 0;
         }
       }
       if constexpr (kIs8Bit) finish_block(n);
@@ -95,7 +123,7 @@ class QueryRows {
       const int unit = i % QueryTile::kRowUnits;
       const uint4 zeros = {0, 0, 0, 0};
       *reinterpret_cast<uint4*>(smem + kLayout.query + QueryTile::offset(row, unit)) =
-          row < rows_.count() ? reinterpret_cast<const uint4*>(rows_.words_of(row))[unit] : zeros;
+          row < rows_.count() ? reinterpret_cast<const uint4*>(rows_.query_row(row))[unit] : zeros;
     }
   }
 
@@ -127,10 +155,12 @@ class QueryRows {
   }
 
  private:
-  // Of scores, before what a row adds: scales that all keys of the head share are among it.
+  // Of scores, before what a row adds: scales that all queries or keys of the head share are among it.
   __device__ __forceinline__ float common_factor() const {
-    if constexpr (!kIs8Bit || key::token_scales) return rows_.params.query_factor;
-    return rows_.params.query_factor * uniform_scale(rows_.params.key_scale, rows_.item);
+    float factor = rows_.params.query_factor;
+    if constexpr (kIs8Bit && !key::token_scales) factor *= uniform_scale(rows_.params.key_scale, rows_.item);
+    if constexpr (kFloat8Query) factor *= uniform_scale(rows_.params.query_scale, rows_.item);
+    return factor;
   }
 
   // The row of block n that four lanes hold, to f16; then each lane gets the factors of the rows whose scores it has.
@@ -163,13 +193,7 @@ class QueryRows {
     const int step = threadIdx.x % kRowLanes;
     for (int row = threadIdx.x / kRowLanes; row < key::tile_q; row += kThreads / kRowLanes) {
       unsigned words[kStepWords] = {};
-      if (step < kKeySteps && row < rows_.count()) {
-        const uint4* units = reinterpret_cast<const uint4*>(rows_.words_of(row)) + 2 * step;
-        const uint4 first = units[0];
-        const uint4 second = units[1];
-        words[0] = first.x, words[1] = first.y, words[2] = first.z, words[3] = first.w;
-        words[4] = second.x, words[5] = second.y, words[6] = second.z, words[7] = second.w;
-      }
+      if (step < kKeySteps && row < rows_.count()) load_step(rows_.query_row(row), step, words);
       float factor = common_factor();
       if constexpr (kRescalesQuery) {
         unsigned largest = 0;

@@ -10,10 +10,12 @@ namespace qkv::cuda::few_rows {
 namespace shape = index::few_rows;
 
 constexpr bool kIs8Bit = is_8bit(key::kv_dtype);
-constexpr bool kMathBf16 = key::is_bf16 && !kIs8Bit;  // else f16, which holds every number of all 8-bit formats
+constexpr bool kFloat8Query = is_float8(key::query_dtype);  // then keys have 8 bits, too
+constexpr bool kMathBf16 = key::is_bf16 && !kIs8Bit;        // else f16, which holds every number of all 8-bit formats
 constexpr int kElementBytes = size_of(key::kv_dtype);
 constexpr shape::KeyValueShape kKeyValue{key::head_dim, key::head_dim_v, kElementBytes, key::token_scales,
                                          key::group_scales ? shape::group_vectors(key::head_dim_v) : 1};
+static_assert(kIs8Bit || !kFloat8Query);
 constexpr int kThreads = key::num_warps * shape::kWarpSize;
 constexpr bool kSharedRows = key::request_tile_q < key::tile_q;  // an item's rows are of several requests
 constexpr int kNumLanes = shape::num_lanes(key::request_tile_q, key::head_dim_v);
