@@ -95,9 +95,7 @@ std::vector<FewRowsItem> clustered(const std::vector<FewRowsItem>& items, const 
     places.push_back(joins_in_cluster(item) ? static_cast<size_t>(place_of_join[item.ticket]) + item.split
                                             : clusters.add(1));
   }
-  FewRowsItem nothing{};
-  nothing.kv_head = -1;
-  std::vector<FewRowsItem> placed(clusters.num_places(), nothing);
+  std::vector<FewRowsItem> placed(clusters.num_places(), nothing_to_do());
   for (size_t i = 0; i < items.size(); ++i) {
     FewRowsItem& item = placed[places[i]];
     item = items[i];

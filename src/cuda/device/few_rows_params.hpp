@@ -1,6 +1,7 @@
 // What the few-rows kernel is given. Compiled by the host compiler and by NVRTC; strides are in elements.
 #pragma once
 
+#include "core/index/host_device.hpp"
 #include "params.hpp"
 
 namespace qkv::cuda {
@@ -11,7 +12,7 @@ constexpr int kFewRowsTiles = 4;  // 4, 8, 16, 32 packed rows
 // the first loads need, so that they hang on two look-ups only (this line, the page numbers).
 struct alignas(64) FewRowsItem {
   int request;
-  int kv_head;                     // -1: nothing to do; fills a cluster up
+  int kv_head;                     // -1: nothing to do
   int query_begin, query_end;      // new tokens of the request
   int query_token;                 // row of query_begin in `query` and `out`
   int cached_keys;                 // kv_len - q_len: query i stands at i + cached_keys
@@ -23,6 +24,14 @@ struct alignas(64) FewRowsItem {
   short split;                     // which of the
   short num_splits;                // splits of these rows; 0 = the state is wanted, others join it
 };
+
+// Fills a cluster up. An item's first keys are looked up before it is seen whether it has any: this one has no
+// segments.
+QKV_HOST_DEVICE constexpr FewRowsItem nothing_to_do() {
+  FewRowsItem item{};
+  item.kv_head = -1;
+  return item;
+}
 
 // How an item ends:
 //   num_splits 1              writes out and lse

@@ -285,7 +285,7 @@ __device__ inline void place_list(const PlanBatchParams& params, PlannerMemory& 
     // What fills the last cluster up.
 #pragma unroll 1
     for (int place = begin + places[i]; place < end_of_bin && list_fits && blockIdx.x == 0; ++place) {
-      params.arrays.few_rows_sm90[list][place].kv_head = -1;
+      params.arrays.few_rows_sm90[list][place] = nothing_to_do();
     }
     begin = end_of_bin;
   }

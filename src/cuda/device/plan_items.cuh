@@ -45,7 +45,7 @@ class ItemWriter {
 
   // A place of a cluster that the join leaves free.
   __device__ __forceinline__ void fill(int split) const {
-    params_.arrays.few_rows_sm90[block_.list][block_.place + kv_head_ * side_by_side_ + split].kv_head = -1;
+    params_.arrays.few_rows_sm90[block_.list][block_.place + kv_head_ * side_by_side_ + split] = nothing_to_do();
   }
 
   // Places in the list that are the block's and KV head's.
