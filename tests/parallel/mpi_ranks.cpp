@@ -65,6 +65,7 @@ void late() {
   if (is_last(*ranks)) std::this_thread::sleep_for(2s);
   report(*ranks, [&] { gather_once(*ranks); });
   report(*ranks, [&] { ranks->check(); });
+  std::this_thread::sleep_for(3s);  // mpirun ends the others when this process ends
 }
 
 void leave() {
