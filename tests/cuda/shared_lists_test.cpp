@@ -262,6 +262,8 @@ TEST(device_rules, caches_of_8_bit_floats_are_shared_by_queries_of_16_bits) {
   EXPECT_EQ(rows_of("sm_80"), 16);
   layer.head_dim = 272;  // the sm_80 kernel's
   EXPECT_EQ(rows_of("sm_90a"), 16);
+  layer.cache->scales = CacheScales::per_head;
+  EXPECT_EQ(rows_of("sm_90a"), 16);
   layer.query_dtype = DType::f8e4m3;
   EXPECT_EQ(rows_of("sm_90a"), 0);
   EXPECT_EQ(rows_of("sm_80"), 0);

@@ -133,7 +133,9 @@ TEST_F(gpu_shared_prefix, caches_of_8_bits_share) {
 
 // In the sm_80 kernel, which runs head size 272, tokens may have scales, too.
 TEST_F(gpu_shared_prefix, caches_whose_requests_have_scales_of_their_own_share_nothing) {
-  expect_shares_and_agrees(of_8_bits(decode_batch(4, 1, 272), DType::f8e4m3, CacheScales::per_token_head));
+  for (const CacheScales scales : {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_token_head}) {
+    expect_shares_and_agrees(of_8_bits(decode_batch(4, 1, 272), DType::f8e4m3, scales));
+  }
   for (const int32_t head_dim : {128, 272}) {
     const tools::Case own = of_8_bits(decode_batch(4, 1, head_dim), DType::f8e4m3, CacheScales::per_request_head);
     EXPECT_EQ(num_shared_items(own), 0);
