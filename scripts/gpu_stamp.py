@@ -39,6 +39,9 @@ def check():
         )
         print(f"the status in {STAMP.relative_to(ROOT)} to unverified and say why.")
         return 1
+    if stamp["status"] != "verified":
+        print(f"{stamp['status']}: {stamp['failed']} of the processes failed on {stamp['device']}, {stamp['date']}")
+        return 1
     print(f"verified: {stamp['passed']} passed on {stamp['device']}, driver {stamp['driver']}, {stamp['date']}")
     return 0
 

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # The GPU tests, on a machine that has one:  scripts/test-gpu.sh [FOLDER]. Leaves tests/gpu/verified.json.
 # FOLDER holds the programs qkv and test_gpu, where they were built elsewhere; else they are built here.
-# CASES=5000 SEED=1 say how many random cases are compared with the oracle.
+#   CASES=5000 SEED=1  random cases that are compared with the float64 definition
+#   JOBS=16            processes beside one another (default: one a processor): most of the time goes to compiling
+#                      kernels and to the definition, on the CPU. Some 45 minutes of processor time in all
+#   LIMIT=3600         seconds after which a process is ended, and has failed
 set -euo pipefail
 cd "$(dirname "$0")/.."
 folder=${1:-}
@@ -11,21 +14,86 @@ if [ -z "$folder" ]; then
   build release qkv_tool test_gpu
   folder=build/release
 fi
+qkv=$folder/qkv
 test_gpu=$(find "$folder" -name test_gpu -type f | head -n 1)
-log=$(mktemp)
+JOBS=${JOBS:-$(nproc)}
+LIMIT=${LIMIT:-3600}
+logs=build/logs/test-gpu
+rm -rf "$logs"
+mkdir -p "$logs" build/test-gpu-kernels
+export QKV_CACHE_DIR=$PWD/build/test-gpu-kernels QKV_CACHE_MB=4096 OMP_NUM_THREADS=1
 
-"$folder/qkv" info
-failed=0
-"$test_gpu" --gtest_brief=1 2>&1 | tee "$log" || failed=1
-tests=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p' "$log" | tail -n 1)
-"$folder/qkv" check --device cuda --cases "${CASES:-5000}" --seed "${SEED:-1}" 2>&1 | tee "$log" || failed=1
-cases=$(sed -n 's/^\([0-9]*\) passed, .*/\1/p' "$log" | tail -n 1)
-if grep -q 'device 0' <<<"$("$folder/qkv" info)"; then
-  description=$("$folder/qkv" info | sed -n 's/.*device 0: \([^,]*\),.*/\1/p')
-  driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
-  python3 scripts/gpu_stamp.py write --device "$description" --driver "$driver" \
-    --passed $((${tests:-0} + ${cases:-0})) --failed $failed
-else
+"$qkv" info
+if ! grep -q 'device 0' <<<"$("$qkv" info)"; then
   echo "No GPU was found: nothing is verified." >&2
   exit 1
 fi
+
+# What a process has said: passed tests, or passed cases.
+passed_in() { sed -nE 's/^\[  PASSED  \] ([0-9]+) test.*/\1/p; s/^([0-9]+) passed, .*/\1/p' "$1" | tail -n 1; }
+
+# run NAME COMMAND... waits for a free place, and says how the command has ended when it has.
+run() {
+  local name=$1 start status=0
+  shift
+  while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n || true; done
+  {
+    start=$SECONDS
+    timeout "$LIMIT" "$@" >"$logs/$name.log" 2>&1 </dev/null || status=$?
+    passed=$(passed_in "$logs/$name.log")
+    if [ $status -eq 0 ]; then
+      printf 'ok      %-18s %5d passed %5d s\n' "$name" "${passed:-0}" $((SECONDS - start))
+    else
+      printf 'FAILED  %-18s exit status %d after %d s: %s\n' "$name" $status $((SECONDS - start)) "$logs/$name.log"
+      echo "$name" >>"$logs/failed"
+    fi
+  } &
+}
+
+gpus=$(nvidia-smi --list-gpus | wc -l)
+check() { run "$1" env "CUDA_VISIBLE_DEVICES=$((gpus - 1))" "${@:2}"; }
+
+# Warm-up is tested from an empty folder of kernels.
+run tests-warm-up env QKV_CACHE_DIR="$(mktemp -d)" "$test_gpu" --gtest_brief=1 --gtest_filter='gpu_warmup*'
+shards=16
+for ((i = 0; i < shards; ++i)); do
+  run "tests-$((i + 1))-of-$shards" env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
+    "$test_gpu" --gtest_brief=1 --gtest_filter='-gpu_warmup*'
+done
+cases=${CASES:-5000}
+piece=500
+for ((first = 0; first < cases; first += piece)); do
+  check "check-from-$first" "$qkv" check --device cuda --seed "${SEED:-1}" --first $first \
+    --cases $((cases - first < piece ? cases - first : piece))
+done
+check check-2-ranks "$qkv" check --device cuda --ranks 2 --cases 40
+check check-4-ranks "$qkv" check --device cuda --ranks 4 --cases 40
+check check-mla "$qkv" check --device cuda --mla --cases 150
+if command -v compute-sanitizer >/dev/null; then
+  check memcheck compute-sanitizer --tool memcheck --error-exitcode 9 "$qkv" check --device cuda --cases 20 --first 9000
+else
+  echo "left out: memcheck (compute-sanitizer, of the CUDA toolkit, is not on the PATH)"
+fi
+if [ "$gpus" -ge 2 ]; then
+  run check-nccl "$qkv" check --device cuda --nccl --cases 60
+else
+  echo "left out: check-nccl (it wants two GPUs)"
+fi
+wait
+
+passed=0
+for log in "$logs"/*.log; do
+  count=$(passed_in "$log")
+  passed=$((passed + ${count:-0}))
+done
+failed=0
+if [ -f "$logs/failed" ]; then
+  failed=$(wc -l <"$logs/failed")
+  while read -r name; do
+    printf '\n--- the end of %s\n' "$logs/$name.log"
+    tail -n 40 "$logs/$name.log"
+  done <"$logs/failed"
+fi
+description=$("$qkv" info | sed -n 's/.*device 0: \([^,]*\),.*/\1/p')
+driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
+python3 scripts/gpu_stamp.py write --device "$description" --driver "$driver" --passed $passed --failed "$failed"
