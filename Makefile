@@ -13,7 +13,7 @@ help:
 	@echo '  make demo                        watch it work: a small language model answers on this machine'
 	@echo '  make build                       the library and the command: build/release/qkv'
 	@echo '  make test                        everything that CI runs; about 40 minutes on 2 cores'
-	@echo '  make test-gpu                    the tests that need a GPU; some 45 minutes of processor time, JOBS=16 at once'
+	@echo '  make test-gpu                    the tests that need a GPU; some 85 minutes of processor time, JOBS=16 at once'
 	@echo '  make check-gpu-stamp             are the GPU sources those that were tested on a GPU?'
 	@echo '  make check CASES=20000 SEED=1    random cases against the float64 definition'
 	@echo '  make bench [FILTER=regex]        measure on this machine'

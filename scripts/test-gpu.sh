@@ -3,7 +3,7 @@
 # FOLDER holds the programs qkv and test_gpu, where they were built elsewhere; else they are built here.
 #   CASES=5000 SEED=1  random cases that are compared with the float64 definition
 #   JOBS=16            processes beside one another (default: one a processor): most of the time goes to compiling
-#                      kernels and to the definition, on the CPU. Some 45 minutes of processor time in all
+#                      kernels and to the definition, on the CPU. Some 85 minutes of processor time in all
 #   LIMIT=3600         seconds after which a process is ended, and has failed
 set -euo pipefail
 cd "$(dirname "$0")/.."
