@@ -40,7 +40,8 @@ def check():
         print(f"the status in {STAMP.relative_to(ROOT)} to unverified and say why.")
         return 1
     if stamp["status"] != "verified":
-        print(f"{stamp['status']}: {stamp['failed']} of the processes failed on {stamp['device']}, {stamp['date']}")
+        counts = f"{stamp['passed']} passed, {stamp['failed']} of the processes failed"
+        print(f"{stamp['status']}: {counts} on {stamp['device']}, {stamp['date']}")
         return 1
     print(f"verified: {stamp['passed']} passed on {stamp['device']}, driver {stamp['driver']}, {stamp['date']}")
     return 0

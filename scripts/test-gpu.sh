@@ -23,8 +23,9 @@ rm -rf "$logs"
 mkdir -p "$logs" build/test-gpu-kernels
 export QKV_CACHE_DIR=$PWD/build/test-gpu-kernels QKV_CACHE_MB=4096 OMP_NUM_THREADS=1
 
-"$qkv" info
-if ! grep -q 'device 0' <<<"$("$qkv" info)"; then
+info=$("$qkv" info)
+echo "$info"
+if ! grep -q 'device 0' <<<"$info"; then
   echo "No GPU was found: nothing is verified." >&2
   exit 1
 fi
@@ -54,7 +55,7 @@ gpus=$(nvidia-smi --list-gpus | wc -l)
 check() { run "$1" env "CUDA_VISIBLE_DEVICES=$((gpus - 1))" "${@:2}"; }
 
 # Warm-up is tested from an empty folder of kernels.
-run tests-warm-up env QKV_CACHE_DIR="$(mktemp -d)" "$test_gpu" --gtest_brief=1 --gtest_filter='gpu_warmup*'
+run tests-warm-up env QKV_CACHE_DIR="$PWD/$logs/kernels" "$test_gpu" --gtest_brief=1 --gtest_filter='gpu_warmup*'
 shards=16
 for ((i = 0; i < shards; ++i)); do
   run "tests-$((i + 1))-of-$shards" env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
@@ -94,6 +95,6 @@ if [ -f "$logs/failed" ]; then
     tail -n 40 "$logs/$name.log"
   done <"$logs/failed"
 fi
-description=$("$qkv" info | sed -n 's/.*device 0: \([^,]*\),.*/\1/p')
+description=$(sed -n 's/.*device 0: \([^,]*\),.*/\1/p' <<<"$info")
 driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)
 python3 scripts/gpu_stamp.py write --device "$description" --driver "$driver" --passed $passed --failed "$failed"

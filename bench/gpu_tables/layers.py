@@ -7,6 +7,8 @@ import numpy as np
 import qkv
 import torch
 
+FINITE_BITS = 0xB7  # of random bytes as e4m3: magnitudes below 2, no NaN
+
 
 @dataclass(frozen=True)
 class Heads:

@@ -6,7 +6,7 @@ import numpy as np
 import qkv
 import torch
 
-from gpu_tables.layers import Heads, Layer, views_of
+from gpu_tables.layers import FINITE_BITS, Heads, Layer, views_of
 
 HEADS, PAGE, OWN = Heads(32, 8, 128), 16, 512
 SHARINGS = ["off", "automatic", "always"]
@@ -54,7 +54,7 @@ def cache_of(memory, dtype):
     """Of 8 bits: the front half of each row's bytes, without those that are NaN."""
     if dtype == "bf16":
         return qkv.KvCache(*views_of(memory, HEADS))
-    elements = memory.view(torch.uint8).bitwise_and_(0xB7).view(torch.float8_e4m3fn)
+    elements = memory.view(torch.uint8).bitwise_and_(FINITE_BITS).view(torch.float8_e4m3fn)
     scale = torch.linspace(0.03, 0.09, HEADS.kv, device=memory.device)
     key, value = views_of(elements[..., : HEADS.dim + HEADS.value_dim], HEADS)
     return qkv.KvCache(key, value, key_scale=scale, value_scale=scale)
