@@ -31,8 +31,7 @@ index::DeviceCosts device_costs(const DeviceFacts& facts) {
 // of many rows are bound by arithmetic.) An item has one scale for all its queries; and beside so many rows, Hopper's
 // kernel has no registers for scales of tokens.
 int32_t max_shared_rows(const LayerSpec& layer, const ForwardKernels& kernels) {
-  const bool token_scales = layer.cache && layer.cache->scales == CacheScales::per_token_head;
-  if (is_float8(layer.query_dtype) || (kernels.few_rows_sm90 && token_scales)) return 0;
+  if (is_float8(layer.query_dtype) || (kernels.few_rows_sm90 && has_token_scales(layer))) return 0;
   return 2 * layer.group_size() <= kernels.cut.few_rows ? kernels.cut.few_rows : 0;
 }
 

@@ -12,7 +12,7 @@
 namespace qkv::cuda {
 namespace {
 
-constexpr int32_t kClusterSize = index::few_rows::kMaxClusterSplits;
+constexpr int32_t kMaxClusterSize = index::few_rows::kMaxClusterSplits;
 
 // Merges some of whose states come from items that several requests share: they are in another launch.
 std::vector<bool> find_shared_merges(const plan::PlanData& plan) {
@@ -29,30 +29,32 @@ class ClusterJoins {
  public:
   explicit ClusterJoins(const plan::PlanData& plan) : shared_(find_shared_merges(plan)) {}
   bool operator()(const FewRowsItem& item) const {
-    return item.num_splits > 1 && item.num_splits <= kClusterSize && !shared_[item.ticket];
+    return item.num_splits > 1 && item.num_splits <= kMaxClusterSize && !shared_[item.ticket];
   }
 
  private:
   std::vector<bool> shared_;  // [merges]
 };
 
-// Places for groups of items in bins of kClusterSize, each group whole, each in a bin with least room for it.
+// Places for groups of items in bins of cluster_size, each group whole, each in a bin with least room for it.
 class Clusters {
  public:
+  explicit Clusters(int32_t cluster_size) : cluster_size_(cluster_size) {}
+
   // The place of the group's first item; the others follow.
   size_t add(int32_t size) {
     const int32_t bin = bin_with_room(size);
     const int32_t used = used_[bin];
     used_[bin] += size;
-    by_room_[kClusterSize - used_[bin]].push_back(bin);
-    return static_cast<size_t>(bin) * kClusterSize + used;
+    by_room_[cluster_size_ - used_[bin]].push_back(bin);
+    return static_cast<size_t>(bin) * cluster_size_ + used;
   }
 
-  size_t num_places() const { return used_.size() * kClusterSize; }
+  size_t num_places() const { return used_.size() * cluster_size_; }
 
  private:
   int32_t bin_with_room(int32_t size) {
-    for (int32_t room = size; room < kClusterSize; ++room) {
+    for (int32_t room = size; room < cluster_size_; ++room) {
       if (by_room_[room].empty()) continue;
       const int32_t bin = by_room_[room].back();
       by_room_[room].pop_back();
@@ -62,32 +64,43 @@ class Clusters {
     return static_cast<int32_t>(used_.size()) - 1;
   }
 
-  std::vector<int32_t> used_;                               // of each bin
-  std::array<std::vector<int32_t>, kClusterSize> by_room_;  // bins, by the items that still fit
+  int32_t cluster_size_;
+  std::vector<int32_t> used_;                                  // of each bin
+  std::array<std::vector<int32_t>, kMaxClusterSize> by_room_;  // bins, by the items that still fit
 };
 
 // The first place of each join that is in a cluster, by ticket; -1 for others. Large joins first, and among equals
 // those with the longest item: bins start in the order in which they were opened.
 std::vector<int64_t> places_of_joins(const std::vector<FewRowsItem>& items, const ClusterJoins& joins_in_cluster,
                                      size_t num_merges, Clusters& clusters) {
-  std::array<std::vector<int>, kClusterSize + 1> tickets;  // by the number of splits
+  std::array<std::vector<int>, kMaxClusterSize + 1> tickets;  // by the number of splits
   std::vector<int64_t> places(num_merges, -1);
   for (const FewRowsItem& item : items) {
     if (!joins_in_cluster(item) || places[item.ticket] == 0) continue;
     places[item.ticket] = 0;
     tickets[item.num_splits].push_back(item.ticket);
   }
-  for (int32_t size = kClusterSize; size > 1; --size) {
+  for (int32_t size = kMaxClusterSize; size > 1; --size) {
     for (const int ticket : tickets[size]) places[ticket] = static_cast<int64_t>(clusters.add(size));
   }
   return places;
 }
 
-// Joins of at most kClusterSize splits stand side by side within a cluster; all else fills the gaps. No container for
-// each join: there are thousands in a step, and this is most of what planning costs.
-std::vector<FewRowsItem> clustered(const std::vector<FewRowsItem>& items, const ClusterJoins& joins_in_cluster,
-                                   size_t num_merges) {
-  Clusters clusters;
+// Of the clusters that hold each of the joins. A cluster begins where all its CTAs find room at once, so it should be
+// no larger.
+int32_t least_cluster_size(const std::vector<FewRowsItem>& items, const ClusterJoins& joins_in_cluster) {
+  uint32_t most_splits = 2;
+  for (const FewRowsItem& item : items) {
+    if (joins_in_cluster(item)) most_splits = std::max<uint32_t>(most_splits, item.num_splits);
+  }
+  return static_cast<int32_t>(std::bit_ceil(most_splits));
+}
+
+// Joins within clusters stand side by side; all else fills the gaps. No container for each join: there are thousands in
+// a step, and this is most of what planning costs.
+std::vector<FewRowsItem> in_clusters(const std::vector<FewRowsItem>& items, const ClusterJoins& joins_in_cluster,
+                                     size_t num_merges, int32_t cluster_size) {
+  Clusters clusters(cluster_size);
   const std::vector<int64_t> place_of_join = places_of_joins(items, joins_in_cluster, num_merges, clusters);
   std::vector<size_t> places;
   places.reserve(items.size());
@@ -152,9 +165,13 @@ std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan, Cluster
   std::vector<FewRowsList> lists;
   for (auto& [tile_q, items] : by_tile) {
     const auto joining = std::count_if(items.begin(), items.end(), std::cref(joins_in_cluster));
-    const bool in_clusters = use == ClusterUse::always || 2 * joining > static_cast<int64_t>(items.size());
-    lists.push_back(
-        {tile_q, in_clusters, in_clusters ? clustered(items, joins_in_cluster, plan.merges.size()) : std::move(items)});
+    if (use == ClusterUse::where_most_join && 2 * joining <= static_cast<int64_t>(items.size())) {
+      lists.push_back({tile_q, 1, std::move(items)});
+      continue;
+    }
+    const int32_t cluster_size =
+        use == ClusterUse::always ? kMaxClusterSize : least_cluster_size(items, joins_in_cluster);
+    lists.push_back({tile_q, cluster_size, in_clusters(items, joins_in_cluster, plan.merges.size(), cluster_size)});
   }
   return lists;
 }

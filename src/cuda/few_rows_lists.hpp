@@ -11,13 +11,15 @@
 namespace qkv::cuda {
 
 struct FewRowsList {
-  int32_t tile_q;  // rows that the kernel makes room for
-  bool clustered;  // splits of 8 at most join in clusters of 8 items, which `items` then consists of
+  int32_t tile_q = 0;        // rows that the kernel makes room for
+  int32_t cluster_size = 1;  // 2, 4 or 8: so many items are a cluster, within which at most so many splits join
   std::vector<FewRowsItem> items;
+
+  bool clustered() const { return cluster_size > 1; }
 };
 
-// Whether a list comes in clusters: where most of its items can join in them, or always, for launches that will run
-// with other batches.
+// Whether a list comes in clusters: where most of its items can join in them, no larger than these need; or always in
+// the largest, for launches that will run with other batches.
 enum class ClusterUse : uint8_t { where_most_join, always };
 
 // Of a tile of 4, 8, 16 or 32 rows.

@@ -12,9 +12,12 @@ namespace {
 
 namespace shape = index::few_rows;
 
-constexpr uint32_t kClusterSize = shape::kMaxClusterSplits;
+// That a kernel makes room for; it runs in smaller ones, too.
+int max_cluster_size(bool clustered) { return clustered ? shape::kMaxClusterSplits : 1; }
 
-int cluster_size(bool clustered) { return clustered ? static_cast<int>(kClusterSize) : 1; }
+// Rows of 64 bytes lie beside those of other heads, whose CTAs want them at the same time: brought into the L2 by lines
+// of 128 bytes, decode of 8 bits and 64 columns takes 78 us for 89 (64 x 4k). 256 bytes cost 2 to 5 % elsewhere.
+constexpr auto kPromotion = jit::CUtensorMapL2promotion::bytes_128;
 
 // Keys are copied in boxes of 16, which must lie in one page. Dense keys are one page that holds them all.
 jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, const char* name) {
@@ -27,7 +30,7 @@ jit::CUtensorMap pages_map(const Tensor& pages, bool paged, int64_t dim, const c
                            {dim / chunk, chunk, static_cast<int32_t>(dim / chunk)},
                            {pages.shape[token_axis + 1], pages.stride[token_axis + 1], 1},
                            {paged ? pages.shape[0] : 1, paged ? pages.stride[0] : 0, 1}}},
-                         jit::CUtensorMapL2promotion::none, name);
+                         kPromotion, name);
 }
 
 shape::LaunchShape shape_of(const LayerSpec& layer, const ForwardSm90FewRows::Variant& variant) {
@@ -45,8 +48,7 @@ int32_t rows_of(const LayerSpec& layer, const ForwardSm90FewRows::Variant& varia
 
 shape::KeyValueShape few_rows_shape(const LayerSpec& layer) {
   const bool group_scales = layer.output_scales == OutputScales::per_token_group;
-  return {layer.head_dim, layer.value_dim(), static_cast<int>(size_bytes(layer.kv_dtype)),
-          layer.cache && layer.cache->scales == CacheScales::per_token_head,
+  return {layer.head_dim, layer.value_dim(), static_cast<int>(size_bytes(layer.kv_dtype)), has_token_scales(layer),
           group_scales ? shape::group_vectors(layer.value_dim()) : 1};
 }
 
@@ -87,7 +89,7 @@ ForwardKey ForwardSm90FewRows::key(const LayerSpec& layer, const DeviceFacts& fa
           {{"num_warps", launch.num_warps},
            {"num_stages", launch.num_stages},
            {"min_ctas", launch.min_ctas},
-           {"cluster_size", cluster_size(variant.clustered)},
+           {"cluster_size", max_cluster_size(variant.clustered)},
            {"takes_turns", variant.takes_turns ? 1 : 0},
            {"request_tile_q", variant.tile_q}}};
 }
@@ -99,7 +101,8 @@ uint32_t ForwardSm90FewRows::grid_of(const FewRowsLaunch& launch, int32_t ctas_p
   if (launch.is_exact) return static_cast<uint32_t>(launch.most_items);
   constexpr int64_t kWaves = 4;
   const int64_t enough = kWaves * facts_.num_multiprocessors * ctas_per_multiprocessor;
-  return static_cast<uint32_t>((std::min(launch.most_items, enough) + kClusterSize - 1) / kClusterSize * kClusterSize);
+  const int32_t whole = launch.cluster_size;
+  return static_cast<uint32_t>((std::min(launch.most_items, enough) + whole - 1) / whole * whole);
 }
 
 const jit::Kernel& ForwardSm90FewRows::kernel_of(const Variant& variant) const {
@@ -126,13 +129,13 @@ void ForwardSm90FewRows::run(const plan::ForwardCall& call, const ForwardParams&
   }
   const int tile_kv = shape::tile_keys(kv, variant.tile_q);
   const int shared_bytes = shape::smem_layout(kv, rows_of(layer_, variant), tile_kv, shape.num_warps, shape.num_stages,
-                                              cluster_size(variant.clustered), variant.tile_q)
+                                              max_cluster_size(variant.clustered), variant.tile_q)
                                .total_bytes;
   qkv::cuda::launch(kernel_of(variant),
                     {.grid_x = grid_of(launch, shape.min_ctas),
                      .threads = static_cast<uint32_t>(shape.num_warps * shape::kWarpSize),
                      .shared_bytes = static_cast<uint32_t>(shared_bytes),
-                     .cluster_size = static_cast<uint32_t>(cluster_size(variant.clustered)),
+                     .cluster_size = static_cast<uint32_t>(launch.cluster_size),
                      .beside_earlier = beside_earlier},
                     {&few, &key, &value, &launch.shared_tokens}, stream);
 }

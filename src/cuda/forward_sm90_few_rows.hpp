@@ -18,12 +18,12 @@ namespace qkv::cuda {
 // A list of items (few_rows_lists.hpp, shared_lists.hpp) on the device.
 struct FewRowsLaunch {
   int32_t tile_q;  // of the rows of one request
-  bool clustered;
-  bool is_exact;  // there are most_items; else that is only a bound
+  bool is_exact;   // there are most_items; else that is only a bound
   int64_t most_items;
   const FewRowsItem* items;
   const int* num_items;
   const SharedToken* shared_tokens = nullptr;  // of items whose rows are of several requests
+  int32_t cluster_size = 1;                    // FewRowsList::cluster_size
 };
 
 // What supports() asks for, in words.
@@ -65,7 +65,7 @@ class ForwardSm90FewRows {
   static constexpr int kNumVariants = 4 * 2 * 2 * 2 * 2;
 
   Variant variant_of(const FewRowsLaunch& launch) const {
-    return {launch.tile_q, launch.most_items <= facts_.num_multiprocessors, launch.clustered, !launch.is_exact,
+    return {launch.tile_q, launch.most_items <= facts_.num_multiprocessors, launch.cluster_size > 1, !launch.is_exact,
             launch.shared_tokens != nullptr};
   }
   uint32_t grid_of(const FewRowsLaunch& launch, int32_t ctas_per_multiprocessor) const;

@@ -56,12 +56,11 @@ std::string constants_text(const LayerSpec& layer, const ForwardKey& key, const 
       "{}"
       "}}\n",
       layer.query_dtype == DType::bf16, dtype_code(layer.query_dtype), dtype_code(layer.kv_dtype),
-      dtype_code(layer.out_dtype()), layer.cache && layer.cache->scales == CacheScales::per_token_head,
-      layer.output_scales == OutputScales::per_token_group, layer.head_dim, layer.value_dim(), layer.group_size(),
-      layer.cache ? layer.cache->page_size : 0, static_cast<int>(layer.key_run), layer.shard.num_ranks,
-      layer.shard.interleave_size, layer.softcap > 0, alibi, !always_visible, program.depends_on_head,
-      program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv, layer.effective_scale() > 0,
-      own_constants_text(key));
+      dtype_code(layer.out_dtype()), has_token_scales(layer), layer.output_scales == OutputScales::per_token_group,
+      layer.head_dim, layer.value_dim(), layer.group_size(), layer.cache ? layer.cache->page_size : 0,
+      static_cast<int>(layer.key_run), layer.shard.num_ranks, layer.shard.interleave_size, layer.softcap > 0, alibi,
+      !always_visible, program.depends_on_head, program.operands.size(), scopes_text(program), key.tile_q, key.tile_kv,
+      layer.effective_scale() > 0, own_constants_text(key));
 }
 
 std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
@@ -101,6 +100,10 @@ int dtype_code(DType dtype) {
     default:
       refuse("dtype", to_string(dtype), "a format of queries, keys, values or outputs", ErrorCode::internal);
   }
+}
+
+bool has_token_scales(const LayerSpec& layer) {
+  return layer.cache && layer.cache->scales == CacheScales::per_token_head;
 }
 
 jit::Source forward_source(const LayerSpec& layer, const ForwardKey& key) {

@@ -31,4 +31,7 @@ jit::Source cache_write_source(CacheScales scales, const std::string& arch);
 // 0 f32, 1 f16, 2 bf16, 3 f8e4m3, 4 f8e5m2, 5 i8, as in device code.
 int dtype_code(DType dtype);
 
+// Whether each token of the cache has scales of its own: the one granularity that kernels know.
+bool has_token_scales(const LayerSpec& layer);
+
 }  // namespace qkv::cuda

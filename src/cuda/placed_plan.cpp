@@ -32,7 +32,9 @@ DevicePlan::DevicePlan(const LayerSpec& layer, const PlacementRules& rules, cons
   staging_.emplace(total_bytes_);
   bind_launches();
   bind_arrays();
-  for (FewRowsLaunch& launch : few_rows_launches) launch.clustered = launch.shared_tokens == nullptr;
+  for (FewRowsLaunch& launch : few_rows_launches) {
+    if (launch.shared_tokens == nullptr) launch.cluster_size = index::few_rows::kMaxClusterSplits;
+  }
   // Launches that may meet no merge at all should be small: CTAs take turns at the rows, too.
   constexpr int32_t kEnoughRows = 16;
   max_rows_of_merges = std::min(rules.max_rows_of_merges, kEnoughRows);
@@ -51,7 +53,7 @@ DevicePlan::DevicePlan(const plan::PlanData& plan, const PlacementRules& rules, 
   bind_arrays();
   for (FewRowsLaunch& launch : few_rows_launches) {
     if (launch.shared_tokens != nullptr) continue;
-    launch.clustered = lists.few_rows_sm90[few_rows_tile_number(launch.tile_q)].clustered;
+    launch.cluster_size = lists.few_rows_sm90[few_rows_tile_number(launch.tile_q)].cluster_size;
   }
   max_rows_of_merges = lists.max_rows_of_merges;
   std::vector<std::byte> image(total_bytes_);
@@ -81,8 +83,7 @@ void DevicePlan::add_few_rows_launches(const PlanCounts* counts) {
   for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
     const int64_t most_items = most<FewRowsItem>(kFewRowsSm90 + tile);
     if (most_items == 0) continue;
-    few_rows_launches.push_back({4 << tile, false, is_exact_,
-                                 is_exact_ ? most_items : items_of_clustered_room(most_items),
+    few_rows_launches.push_back({4 << tile, is_exact_, is_exact_ ? most_items : items_of_clustered_room(most_items),
                                  array<const FewRowsItem>(kFewRowsSm90 + tile), &counts->few_rows_sm90[tile]});
   }
 }
@@ -91,7 +92,7 @@ void DevicePlan::add_shared_launches(const PlanCounts* counts) {
   for (int32_t tile = 0; tile < kFewRowsTiles; ++tile) {
     const int64_t most_items = most<FewRowsItem>(kSharedSm90 + tile);
     if (most_items == 0) continue;
-    few_rows_launches.push_back({4 << tile, false, is_exact_, most_items, array<const FewRowsItem>(kSharedSm90 + tile),
+    few_rows_launches.push_back({4 << tile, is_exact_, most_items, array<const FewRowsItem>(kSharedSm90 + tile),
                                  &counts->shared_sm90[tile], shared_tokens});
   }
 }

@@ -153,7 +153,8 @@ TEST(few_rows_shape, requests_up_to_16k_join_in_a_cluster) {
   for (int kv_len = 1; kv_len <= 16384; ++kv_len) {
     ASSERT_LE((kv_len - 1) / split_keys(k128, kv_len, 8, 4) + 1, kMaxClusterSplits) << kv_len;
   }
-  EXPECT_EQ(split_keys(k128, 256, 8, 4), 256);
+  EXPECT_EQ(split_keys(k128, 512, 8, 4), 512);  // not cut
+  EXPECT_EQ(split_keys(k128, 513, 8, 4), 256);
   EXPECT_EQ(split_keys(k128, 1024, 8, 4), 256);
   EXPECT_EQ(split_keys(k128, 8192, 8, 4), 1024);
   EXPECT_EQ(split_keys(k128, 65536, 8, 4), 2048);

@@ -124,7 +124,7 @@ TEST(plan_lists, captured_launches_find_a_list_for_each_cta) {
   ASSERT_EQ(lists.cta_begin.size(), static_cast<size_t>(kMaxCtas) + 1);
   EXPECT_EQ(lists.cta_begin.back(), lists.counts.many_rows);
   EXPECT_GT(lists.counts.many_rows, 0);
-  for (const FewRowsList& list : lists.few_rows_sm90) EXPECT_TRUE(list.items.empty() || list.clustered);
+  for (const FewRowsList& list : lists.few_rows_sm90) EXPECT_TRUE(list.items.empty() || list.cluster_size == 8);
   EXPECT_EQ(lists.counts.few_rows, 0);
 }
 

@@ -61,7 +61,7 @@ std::vector<jit::Source> sources_of_batch(const LayerSpec& layer, const DeviceFa
   if (kernels.few_rows_sm90) {
     for (const FewRowsList& list : make_few_rows_lists(plan, ClusterUse::where_most_join)) {
       const bool few_items = static_cast<int32_t>(list.items.size()) <= facts.num_multiprocessors;
-      keys.push_back(ForwardSm90FewRows::key(layer, facts, {list.tile_q, few_items, list.clustered}));
+      keys.push_back(ForwardSm90FewRows::key(layer, facts, {list.tile_q, few_items, list.clustered()}));
     }
   }
   std::set<bool> seen;  // items of few rows, of many: each kind is one launch

@@ -140,11 +140,15 @@ QKV_HOST_DEVICE constexpr int long_split_keys(int num_kv_heads, int element_byte
   return keys_of_16_bits * 2 / element_bytes;
 }
 
+// Requests of no more keys are one split: many of them come at once, and each split costs a CTA's first and last
+// instructions.
+constexpr int kUncutKeys = 512;
+
 // Keys of a split, on the absolute grid of its multiples. Up to 8 splits join within a cluster or by a ticket (the bits
 // are the same), more by a ticket.
 QKV_HOST_DEVICE constexpr int split_keys(const KeyValueShape& kv, int kv_len, int num_kv_heads, int tile_q) {
   constexpr int kGrain = 128;
-  const int least = least_split_keys(kv, tile_q);
+  const int least = larger(least_split_keys(kv, tile_q), kv_len <= kUncutKeys ? kUncutKeys : 0);
   const int longest = larger(least, long_split_keys(num_kv_heads, kv.element_bytes));
   // Unsigned: shifts, where a compiler would else merge the two into a division by either.
   const unsigned last_key = larger(kv_len - 1, 0);

@@ -37,24 +37,32 @@ __device__ __forceinline__ uint2 pack_eight(int dtype, const float (&values)[8])
   return make_uint2(pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16);
 }
 
-// Two neighbours, exact: both 16-bit formats hold every number of all 8-bit ones.
+// Two neighbours, the low (0) or the high (1) two bytes of a word. Exact: both 16-bit formats hold every number of all
+// 8-bit ones.
 template <int kDtype>
-__device__ __forceinline__ unsigned f16x2_from_8bit(unsigned short pair) {
-  if constexpr (kDtype == kI8) return ptx::f16x2_from_int8x2(pair, 0);
-  return ptx::f16x2_from_float8x2<kDtype == kF8E4M3>(pair);
+__device__ __forceinline__ unsigned f16x2_from_8bit(unsigned word, int pair) {
+  if constexpr (kDtype == kI8) return ptx::f16x2_from_int8x2(word, pair);
+  return ptx::f16x2_from_float8x2<kDtype == kF8E4M3>(word, pair);
 }
 
-__device__ __forceinline__ unsigned f16x2_from_8bit(int dtype, unsigned short pair) {
-  if (dtype == kI8) return f16x2_from_8bit<kI8>(pair);
-  return dtype == kF8E4M3 ? f16x2_from_8bit<kF8E4M3>(pair) : f16x2_from_8bit<kF8E5M2>(pair);
+__device__ __forceinline__ unsigned f16x2_from_8bit(int dtype, unsigned word, int pair) {
+  if (dtype == kI8) return f16x2_from_8bit<kI8>(word, pair);
+  return dtype == kF8E4M3 ? f16x2_from_8bit<kF8E4M3>(word, pair) : f16x2_from_8bit<kF8E5M2>(word, pair);
 }
 
 template <bool kBf16, int kDtype>
-__device__ __forceinline__ unsigned widen_8bit(unsigned short pair) {
-  const unsigned halves = f16x2_from_8bit<kDtype>(pair);
+__device__ __forceinline__ unsigned widen_8bit(unsigned word, int pair) {
+  const unsigned halves = f16x2_from_8bit<kDtype>(word, pair);
   if constexpr (!kBf16) return halves;
   return ptx::pack_bf16(ptx::f32_from_f16(static_cast<unsigned short>(halves)),
                         ptx::f32_from_f16(static_cast<unsigned short>(halves >> 16)));
+}
+
+// Eight elements in 16 bits each.
+template <bool kBf16, int kDtype>
+__device__ __forceinline__ uint4 widen_eight(uint2 bytes) {
+  return {widen_8bit<kBf16, kDtype>(bytes.x, 0), widen_8bit<kBf16, kDtype>(bytes.x, 1),
+          widen_8bit<kBf16, kDtype>(bytes.y, 0), widen_8bit<kBf16, kDtype>(bytes.y, 1)};
 }
 
 }  // namespace qkv::cuda

@@ -5,56 +5,28 @@
 // and read.
 #pragma once
 
+#include "core/index/few_rows_tiles.hpp"
 #include "few_rows_params.hpp"
 #include "few_rows_tile.cuh"
 #include "ptx/cp_async.cuh"
+#include "ptx/lane.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tma.cuh"
 
 namespace qkv::cuda::few_rows {
 
-// A lane's tiles: every kNumLanes-th tile of the segments, counted through all of them.
-struct TileCursor {
-  const KeySegment* next;
-  const KeySegment* last;
-  int begin;  // first key of the tile; the tiles are over when it is not below `end`
-  int end;    // of the segment
-  bool partial;
+using TileCursor = shape::TileCursor<KeySegment, kTileKeys, kNumLanes>;
 
-  __device__ __forceinline__ TileCursor(const FewRowsParams& params, const FewRowsItem& item, int key_lane)
-      : next(params.forward.segments + item.segment_begin + 1),
-        last(params.forward.segments + item.segment_end),
-        begin(item.first.begin + key_lane * kTileKeys),
-        end(item.first.end),
-        partial(item.first.full == 0) {
-    settle();
-  }
-
-  __device__ __forceinline__ bool is_over() const { return begin >= end; }
-
-  __device__ __forceinline__ void advance() {
-    begin += kNumLanes * kTileKeys;
-    settle();
-  }
-
-  // Tiles counted behind the segment's end are tiles of the segments that follow.
-  __device__ __forceinline__ void settle() {
-    while (begin >= end && next < last) {
-      const int behind = begin - (end + kTileKeys - 1) / kTileKeys * kTileKeys;
-      begin = next->begin + behind;
-      end = next->end;
-      partial = next->full == 0;
-      ++next;
-    }
-  }
-};
+__device__ __forceinline__ TileCursor tiles_of(const FewRowsParams& params, const FewRowsItem& item, int key_lane) {
+  return {params.forward.segments, item.segment_begin, item.segment_end, item.first, key_lane};
+}
 
 // Finds and copies the tiles of a warp's lanes, in order: copy_keys and copy_values of `tile`, then advance.
 class TileLoader {
  public:
   __device__ __forceinline__ TileLoader(const FewRowsParams& params, const ptx::TensorMap& key_map,
                                         const ptx::TensorMap& value_map, const FewRowsItem& item, int warp, int lane)
-      : tile(params, item, warp),
+      : tile(tiles_of(params, item, warp)),
         params_(params),
         key_map_(key_map),
         value_map_(value_map),
@@ -74,6 +46,10 @@ class TileLoader {
   }
 
   __device__ __forceinline__ void copy_keys(unsigned shared, unsigned scales, unsigned barrier) {
+    if constexpr (kPaged && kCopyBoxes) {
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) box_pages_[box] = __shfl_sync(0xffffffff, page_, box * shape::kBoxKeys);
+    }
     copy<KeyBox>(params_.forward.key, key_map_, shared, barrier);
     if constexpr (key::token_scales) copy_scales(params_.forward.key_scale, scales, barrier);
   }
@@ -94,22 +70,17 @@ class TileLoader {
     if constexpr (key::num_warps < kNumLanes) {
       while (tile.is_over() && key_lane_ + key::num_warps < kNumLanes) {
         key_lane_ += key::num_warps;
-        tile = TileCursor(params_, item_, key_lane_);
+        tile = tiles_of(params_, item_, key_lane_);
       }
     }
   }
 
-  // Page numbers of the tile: a box lies in one page; for gathers, lane i holds the page of key i.
+  // Lane i finds the page of the tile's key i. Nothing waits for it before copy_keys: what all lanes load from one
+  // address, the compiler would want in a uniform register at once.
   __device__ __forceinline__ void look_up() {
-    if constexpr (kPaged && kCopyBoxes) {
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) {
-        const int key = tile.begin + box * shape::kBoxKeys;
-        if (key < tile.end) pages_[box] = params_.forward.pages[item_.page_start + page_of(key)];
-      }
-    } else if constexpr (kPaged) {
+    if constexpr (kPaged) {
       const int key = tile.begin + lane_ % kTileKeys;
-      if (key < tile.end) pages_[0] = params_.forward.pages[item_.page_start + page_of(key)];
+      if (key < tile.end) page_ = params_.forward.pages[item_.page_start + page_of(key)];
     }
   }
 
@@ -117,7 +88,9 @@ class TileLoader {
   __device__ __forceinline__ void copy(const KeyValueLayout& layout, const ptx::TensorMap& map, unsigned shared,
                                        unsigned barrier) {
     if constexpr (kCopyBoxes) {
-      if (lane_ == 0) copy_boxes<Box>(map, shared, barrier);
+      // Where the rows alone fill the registers, the elected lane's uniform ones cost spills.
+      constexpr bool kElects = key::tile_q <= 8 || !key::takes_turns;
+      if (kElects ? ptx::elect_lane() : lane_ == 0) copy_boxes<Box>(map, shared, barrier);
     } else {
       gather<Box>(layout, shared);
     }
@@ -132,7 +105,7 @@ class TileLoader {
       const int key = tile.begin + box * shape::kBoxKeys;
       if (box >= boxes) break;
       const int token = kPaged ? token_of(key) : static_cast<int>(item_.page_start) + key;
-      ptx::tma_load_5d(shared + box * Box::kBytes, &map, 0, token, 0, item_.kv_head, kPaged ? pages_[box] : 0, barrier);
+      ptx::tma_load_5d(shared + box * Box::kBytes, &map, 0, token, 0, item_.kv_head, box_pages_[box], barrier);
     }
   }
 
@@ -144,7 +117,7 @@ class TileLoader {
     const int own_key = tile.begin + lane_ % kTileKeys;
     const bool own_is_read = own_key < tile.end;
     const long long own_offset =
-        own_is_read ? (pages_[0] * layout.page_stride + token_of(own_key) * layout.token_stride) * kElementBytes : 0;
+        own_is_read ? (page_ * layout.page_stride + token_of(own_key) * layout.token_stride) * kElementBytes : 0;
 #pragma unroll
     for (int first = 0; first < kPieces; first += shape::kWarpSize) {
       const int piece = first + lane_;
@@ -163,9 +136,8 @@ class TileLoader {
   __device__ __forceinline__ void copy_scales(const KeyValueScales& scales, unsigned shared, unsigned barrier) {
     const int key = tile.begin + lane_;
     if (lane_ < kTileKeys) {
-      const int page = kCopyBoxes && lane_ >= shape::kBoxKeys ? pages_[kBoxes - 1] : pages_[0];
       const bool is_read = key < tile.end;
-      const long long offset = page * scales.page_stride + token_of(key) * scales.token_stride;
+      const long long offset = page_ * scales.page_stride + token_of(key) * scales.token_stride;
       const float* base = scales.data + item_.kv_head * scales.head_stride;
       ptx::cp_async_4(shared + lane_ * static_cast<int>(sizeof(float)), base + (is_read ? offset : 0), is_read ? 4 : 0);
     }
@@ -178,7 +150,8 @@ class TileLoader {
   const FewRowsItem& item_;
   const int lane_;
   int key_lane_;
-  int pages_[kBoxes] = {};
+  int page_ = 0;                // of this lane's key
+  int box_pages_[kBoxes] = {};  // of boxes, each of which lies in one page
 };
 
 }  // namespace qkv::cuda::few_rows

@@ -44,7 +44,7 @@ struct ItemRows {
 // Two neighbouring elements of a query row in 16 bits each.
 __device__ __forceinline__ unsigned load_word(const char* row, int word) {
   if constexpr (kFloat8Query) {
-    return f16x2_from_8bit<key::query_dtype>(reinterpret_cast<const unsigned short*>(row)[word]);
+    return f16x2_from_8bit<key::query_dtype>(reinterpret_cast<const unsigned short*>(row)[word], 0);
   }
   return reinterpret_cast<const unsigned*>(row)[word];
 }
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_step(const char* row, int step, unsigned (&
   if constexpr (kFloat8Query) {
 #pragma unroll
     for (int w = 0; w < kStepWords; ++w) {
-      words[w] = f16x2_from_8bit<key::query_dtype>(static_cast<unsigned short>(low[w / 2] >> w % 2 * 16));
+      words[w] = f16x2_from_8bit<key::query_dtype>(low[w / 2], w % 2);
     }
   } else {
     const uint4 second = units[1];

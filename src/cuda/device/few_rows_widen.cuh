@@ -12,11 +12,8 @@ namespace qkv::cuda::few_rows {
 
 // Two neighbouring 8-bit elements of a word, the low or the high ones, as f16.
 __device__ __forceinline__ unsigned widen_pair(unsigned word, int pair) {
-  if constexpr (key::kv_dtype == kI8) return ptx::f16x2_from_int8x2(word, pair);
-  if constexpr (key::kv_dtype == kF8E4M3) {
-    return ptx::f16x2_from_float8x2<true>(static_cast<unsigned short>(word >> 16 * pair));
-  }
-  return __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);  // an e5m2 is the upper half of an f16
+  if constexpr (key::kv_dtype == kF8E5M2) return __byte_perm(word, 0, pair == 0 ? 0x1404 : 0x3424);  // the upper halves
+  return f16x2_from_8bit<key::kv_dtype>(word, pair);
 }
 
 // Fragment A of product `step` of a load; index/few_rows_fragments.hpp says what lies where.

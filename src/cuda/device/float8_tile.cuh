@@ -20,16 +20,9 @@ __device__ __forceinline__ void widen_rows(const char* bytes, char* rows) {
   constexpr int kChunks = kDim / 16;
   for (int index = threadIdx.x; index < kRows * kChunks; index += kThreads) {
     const uint4 chunk = reinterpret_cast<const uint4*>(bytes)[index];
-    const unsigned words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
-    unsigned wide[8];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      wide[2 * w] = widen_8bit<kBf16, kDtype>(static_cast<unsigned short>(words[w]));
-      wide[2 * w + 1] = widen_8bit<kBf16, kDtype>(static_cast<unsigned short>(words[w] >> 16));
-    }
     uint4* row = reinterpret_cast<uint4*>(rows + index / kChunks * kRowBytes + index % kChunks * 32);
-    row[0] = make_uint4(wide[0], wide[1], wide[2], wide[3]);
-    row[1] = make_uint4(wide[4], wide[5], wide[6], wide[7]);
+    row[0] = widen_eight<kBf16, kDtype>({chunk.x, chunk.y});
+    row[1] = widen_eight<kBf16, kDtype>({chunk.z, chunk.w});
   }
 }
 

@@ -144,15 +144,6 @@ struct RowTile {
   Out out;
 };
 
-// Eight elements of 8 bits as 16 bits.
-__device__ __forceinline__ uint4 widen_query_chunk(const char* bytes) {
-  const uint2 words = *reinterpret_cast<const uint2*>(bytes);
-  return make_uint4(widen_8bit<key::is_bf16, key::query_dtype>(static_cast<unsigned short>(words.x)),
-                    widen_8bit<key::is_bf16, key::query_dtype>(static_cast<unsigned short>(words.x >> 16)),
-                    widen_8bit<key::is_bf16, key::query_dtype>(static_cast<unsigned short>(words.y)),
-                    widen_8bit<key::is_bf16, key::query_dtype>(static_cast<unsigned short>(words.y >> 16)));
-}
-
 // Rows behind the item's last become zero.
 __device__ __forceinline__ void load_query(const ForwardParams& params, const WorkItem& item, const SharedToken* tokens,
                                            const SeqInfo& seq, int row_begin, int num_rows, const Memory& memory) {
@@ -169,7 +160,9 @@ __device__ __forceinline__ void load_query(const ForwardParams& params, const Wo
     const int place = row * kKeyRowBytes + chunk * kChunkBytes;
     if constexpr (kFloat8Query) {
       *reinterpret_cast<uint4*>(memory.pointer + place) =
-          used ? widen_query_chunk(query + offset + chunk * 8) : make_uint4(0, 0, 0, 0);
+          used
+              ? widen_eight<key::is_bf16, key::query_dtype>(*reinterpret_cast<const uint2*>(query + offset + chunk * 8))
+              : make_uint4(0, 0, 0, 0);
     } else {
       ptx::cp_async_16(memory.query + place, query + offset * 2 + chunk * kChunkBytes, used ? kChunkBytes : 0);
     }

@@ -6,12 +6,12 @@
 // products. docs/forward_sm90_few_rows.md says why.
 //
 // Asks of the prologue, besides the common constants: tile_q (4, 8, 16 or 32 rows), tile_kv (keys of a warp's tile),
-// num_warps (divides num_lanes), num_stages (of each ring), min_ctas (of an SM), cluster_size (1: splits join by
-// tickets only, or 8), takes_turns (0: the grid has a CTA an item, and each ends with it), request_tile_q (tile_q;
-// less: an item holds rows of several requests, each with the arithmetic of such a tile alone). head_dim and
-// head_dim_v: multiples of 16 up to 256. Segments begin at multiples of tile_kv. Grid: a CTA an item, or fewer that
-// take turns, in clusters of cluster_size. Dynamic shared memory: index::few_rows::smem_layout(...).total_bytes. Bits
-// of a row: see the shape header; warps, stages, CTAs of an SM and clusters don't enter them.
+// num_warps (divides num_lanes), num_stages (of each ring), min_ctas (of an SM), cluster_size (8: splits join
+// within clusters of 2, 4 or 8 CTAs; 1: by tickets only), takes_turns (0: the grid has a CTA an item, and each ends
+// with it), request_tile_q (tile_q; less: an item holds rows of several requests, each with the arithmetic of such a
+// tile alone). head_dim and head_dim_v: multiples of 16 up to 256. Segments begin at multiples of tile_kv. Grid: a CTA
+// an item, or fewer that take turns, in whole clusters. Dynamic shared memory: index::few_rows::smem_layout(...)
+// .total_bytes. Bits of a row: see the shape header; warps, stages, CTAs of an SM and clusters don't enter them.
 #pragma once
 
 #include "few_rows_loads.cuh"
@@ -48,6 +48,10 @@ static_assert(kKeySteps % kLoadSteps == 0 || kBoxes * KeyBox::kBytes + KeyBox::k
 static_assert(kValueSteps % kLoadSteps == 0 ||
               kBoxes * ValueBox::kBytes + ValueBox::kColumnBytes <= kStageBytes - kKeyStageBytes);
 
+// What is made of threadIdx the compiler makes again for every tile, behind a look-up of a special register; what is
+// made of ptx::lane_id() it holds. Where that spills (tests/cuda/kernels_compile_test.cpp), it isn't held.
+constexpr bool kHoldsOffsets = kSharedRows ? key::takes_turns != 0 : key::min_ctas < 4 || key::head_dim <= 128;
+
 // The rows of an item over the tiles of one warp. Of each 16 x 8 product a lane holds elements i = 0 … 3: key
 // lane/4 + 8·(i/2), or dimension value_dim(i/2), row 2·(lane%4) + i%2.
 class WarpRows {
@@ -59,8 +63,9 @@ class WarpRows {
         rows_{params.forward, item, tokens},
         lane_(lane),
         query_(rows_, smem, lane) {
-    const shape::LoadRow key_row = shape::key_load_row(lane_);
-    const shape::LoadRow value_row = shape::value_load_row(kElementBytes, lane_);
+    const int held_lane = kHoldsOffsets ? ptx::lane_id() : lane;
+    const shape::LoadRow key_row = shape::key_load_row(held_lane);
+    const shape::LoadRow value_row = shape::value_load_row(kElementBytes, held_lane);
     key_lane_offset_ = KeyBox::offset(key_row.key, key_row.unit);
     value_lane_offset_ = ValueBox::offset(value_row.key, value_row.unit);
   }
@@ -618,7 +623,7 @@ __device__ __forceinline__ void run_lanes(WarpRows& rows, const FewRowsParams& p
 #pragma unroll 1
   for (int key_lane = warp; key_lane < kNumLanes; key_lane += key::num_warps) {
     rows.reset();
-    for (TileCursor tile(params, item, key_lane); !tile.is_over(); tile.advance()) {
+    for (TileCursor tile = tiles_of(params, item, key_lane); !tile.is_over(); tile.advance()) {
       wait_for_copy(rings.keys_full(stage), parity);
       rows.multiply_keys(rings.keys(stage), rings.key_scales(stage), tile);
       __syncwarp();
@@ -678,7 +683,7 @@ extern "C" __global__ void __launch_bounds__(qkv::cuda::few_rows::kThreads, qkv:
       if (index >= num_items) break;  // a cluster's CTAs all take as many turns
       if (threadIdx.x == 0) turn_of(smem) = {index, num_items};
     }
-    const int warp = threadIdx.x / shape::kWarpSize;
+    const int warp = __shfl_sync(kAllLanes, threadIdx.x / shape::kWarpSize, 0);  // the compiler knows it as uniform
     const int lane = threadIdx.x % shape::kWarpSize;
     TileLoader loader(params, key_map, value_map, item, warp, lane);
     const WarpRings rings(smem, warp);

@@ -25,7 +25,7 @@ __device__ __forceinline__ void widen(uint2 bytes, float scale, float (&values)[
   const unsigned words[2] = {bytes.x, bytes.y};
 #pragma unroll
   for (int i = 0; i < kVector / 2; ++i) {
-    const unsigned halves = f16x2_from_8bit<kPagesDtype>(static_cast<unsigned short>(words[i / 2] >> i % 2 * 16));
+    const unsigned halves = f16x2_from_8bit<kPagesDtype>(words[i / 2], i % 2);
     values[2 * i] = ptx::f32_from_f16(static_cast<unsigned short>(halves)) * scale;
     values[2 * i + 1] = ptx::f32_from_f16(static_cast<unsigned short>(halves >> 16)) * scale;
   }
@@ -59,7 +59,7 @@ __device__ __forceinline__ void store_vector(const CacheGatherParams& params, lo
 
 __device__ __forceinline__ void store_element(const CacheGatherParams& params, long long to, unsigned char byte,
                                               float scale) {
-  const unsigned halves = f16x2_from_8bit(params.pages_dtype, byte);
+  const unsigned halves = f16x2_from_8bit(params.pages_dtype, byte, 0);
   const float value = ptx::f32_from_f16(static_cast<unsigned short>(halves)) * scale;
   if (params.rows_dtype == kF32) {
     static_cast<float*>(params.rows)[to] = value;

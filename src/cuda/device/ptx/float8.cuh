@@ -9,16 +9,22 @@ namespace qkv::cuda::ptx {
 
 constexpr bool kHasFloat8 = __CUDA_ARCH__ >= 890;
 
-// An e5m2 is the upper half of an f16. An e4m3 fits into one, but for its exponent, 8 too small, and its NaN.
+// The low (0) or the high (1) two bytes of a word. An e5m2 is the upper half of an f16. An e4m3 fits into one, but for
+// its exponent, 8 too small, and its NaN.
 template <bool kE4M3, bool kInstruction = kHasFloat8>
-__device__ __forceinline__ unsigned f16x2_from_float8x2(unsigned short pair) {
+__device__ __forceinline__ unsigned f16x2_from_float8x2(unsigned word, int pair) {
+  if constexpr (!kE4M3) {  // not __byte_perm: the sm80 kernel would spill more
+    const unsigned upper = pair == 0 ? word << 16 : word;
+    return (upper & 0xFF000000U) | (upper >> 8 & 0xFF00U);
+  }
   unsigned halves;
-  if constexpr (kE4M3 && kInstruction) {
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+  if constexpr (kInstruction) {
+    unsigned short pairs[2];  // the conversion reads either half of a register in place; a shift would be done
+    asm("mov.b32 {%0, %1}, %2;" : "=h"(pairs[0]), "=h"(pairs[1]) : "r"(word));
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pairs[pair]));
     return halves;
   }
-  const unsigned apart = (pair & 0xFFU) | (pair & 0xFF00U) << 8;
-  if constexpr (!kE4M3) return apart << 8;
+  const unsigned apart = __byte_perm(word, 0, pair == 0 ? 0x4140 : 0x4342);
   constexpr unsigned k256 = 0x5C005C00;  // twice
   asm("mul.rn.f16x2 %0, %1, %2;"
       : "=r"(halves)

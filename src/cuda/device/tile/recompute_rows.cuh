@@ -51,7 +51,7 @@ struct FloatPair {
 template <int kDtype>
 __device__ __forceinline__ FloatPair widen_pair(PairOf<kDtype> pair) {
   if constexpr (is_float8(kDtype)) {
-    const unsigned halves = ptx::f16x2_from_float8x2<kDtype == kF8E4M3>(pair);
+    const unsigned halves = ptx::f16x2_from_float8x2<kDtype == kF8E4M3>(pair, 0);
     return {ptx::f32_from_f16(halves), ptx::f32_from_f16(halves >> 16)};
   } else {
     return {ptx::f32_from_16<kDtype == kBf16>(pair), ptx::f32_from_16<kDtype == kBf16>(pair >> 16)};

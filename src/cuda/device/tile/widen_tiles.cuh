@@ -169,17 +169,10 @@ class TileWidener {
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         const int offset = index::widened_chunk_offset((begin + b) * kStepKeys, 0, key::tile_kv);
-        *reinterpret_cast<uint4*>(low + offset) = widen_eight(bytes[b].x, bytes[b].y);
-        *reinterpret_cast<uint4*>(high + offset) = widen_eight(bytes[b].z, bytes[b].w);
+        *reinterpret_cast<uint4*>(low + offset) = widen_eight<key::is_bf16, key::kv_dtype>({bytes[b].x, bytes[b].y});
+        *reinterpret_cast<uint4*>(high + offset) = widen_eight<key::is_bf16, key::kv_dtype>({bytes[b].z, bytes[b].w});
       }
     }
-  }
-
-  __device__ __forceinline__ static uint4 widen_eight(unsigned low, unsigned high) {
-    const auto widen = [](unsigned pair) {
-      return widen_8bit<key::is_bf16, key::kv_dtype>(static_cast<unsigned short>(pair));
-    };
-    return make_uint4(widen(low), widen(low >> 16), widen(high), widen(high >> 16));
   }
 
   WideningControl* const control_;
