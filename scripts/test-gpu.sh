@@ -56,7 +56,7 @@ check() { run "$1" env "CUDA_VISIBLE_DEVICES=$((gpus - 1))" "${@:2}"; }
 
 # Warm-up is tested from an empty folder of kernels.
 run tests-warm-up env QKV_CACHE_DIR="$PWD/$logs/kernels" "$test_gpu" --gtest_brief=1 --gtest_filter='gpu_warmup*'
-shards=16
+shards=64  # small ones: the longest decide when all have ended
 for ((i = 0; i < shards; ++i)); do
   run "tests-$((i + 1))-of-$shards" env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
     "$test_gpu" --gtest_brief=1 --gtest_filter='-gpu_warmup*'
