@@ -56,11 +56,6 @@ check() { run "$1" env "CUDA_VISIBLE_DEVICES=$((gpus - 1))" "${@:2}"; }
 
 # Warm-up is tested from an empty folder of kernels.
 run tests-warm-up env QKV_CACHE_DIR="$PWD/$logs/kernels" "$test_gpu" --gtest_brief=1 --gtest_filter='gpu_warmup*'
-shards=64  # small ones: the longest decide when all have ended
-for ((i = 0; i < shards; ++i)); do
-  run "tests-$((i + 1))-of-$shards" env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
-    "$test_gpu" --gtest_brief=1 --gtest_filter='-gpu_warmup*'
-done
 cases=${CASES:-5000}
 piece=500
 for ((first = 0; first < cases; first += piece)); do
@@ -80,6 +75,12 @@ if [ "$gpus" -ge 2 ]; then
 else
   echo "left out: check-nccl (it wants two GPUs)"
 fi
+# Many small pieces, last: they fill the places that longer processes leave.
+shards=64
+for ((i = 0; i < shards; ++i)); do
+  run "tests-$((i + 1))-of-$shards" env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
+    "$test_gpu" --gtest_brief=1 --gtest_filter='-gpu_warmup*'
+done
 wait
 
 passed=0
