@@ -141,6 +141,9 @@ void expect_turned(int dim, int tile_kv, int box_rows) {
       for (int lane = 0; lane < 32; ++lane) {
         const int address = loaded_chunk_offset(group * 32 + lane, chunk, box_rows, dim);
         EXPECT_EQ(address % 16, 0);
+        EXPECT_EQ(further_loaded_chunk(loaded_chunk_offset(lane, chunk % 2, box_rows, dim), group * 32, chunk / 2 * 32,
+                                       box_rows, dim),
+                  static_cast<unsigned>(address));
         read.insert(address);
         for (int b = 0; b < 16; ++b) in[lane / 8][lane % 8][b] = loaded[address + b];
       }
@@ -162,6 +165,10 @@ void expect_turned(int dim, int tile_kv, int box_rows) {
         const int matrix = lane / 8, row = lane % 8;
         const int address =
             turned_value_offset(chunk * 16 + turned_column(matrix, row), group * 2 + matrix / 2, tile_kv);
+        EXPECT_EQ(
+            further_turned_value(turned_value_offset(chunk % 2 * 16 + turned_column(matrix, row), matrix / 2, tile_kv),
+                                 group * 32, chunk / 2 * 32, tile_kv),
+            static_cast<unsigned>(address));
         for (int b = 0; b < 16; ++b) turned[address + b] = out[matrix][row * 4 + b / 4][b % 4];
       }
       // The rows of one matrix lie in different banks.

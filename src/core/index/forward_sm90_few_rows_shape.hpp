@@ -64,8 +64,11 @@ QKV_HOST_DEVICE constexpr int tile_rows(int rows) { return rows <= 4 ? 4 : rows 
 QKV_HOST_DEVICE constexpr int num_row_blocks(int tile_q) { return (tile_q + 7) / 8; }
 
 // Keys a warp takes at once: up to 16 KB of keys and values. 32 keys are two boxes, whose products don't wait for each
-// other; more would only lengthen the last tile.
+// other; more would only lengthen the last tile. But 32 keys of 64 columns of 8 bits are 4 KB, over which a tile's
+// chain of instructions is too long. (Scales of tokens make that of 64 keys longer: batches were slower.)
 QKV_HOST_DEVICE constexpr int tile_keys(const KeyValueShape& kv, int tile_q) {
+  const bool is_small = kv.token_bytes() <= 128 && (kv.head_dim | kv.head_dim_v) % 32 == 0;
+  if (tile_q <= 8 && is_small && !kv.token_scales) return 64;
   return tile_q <= 16 && kv.token_bytes() <= 512 ? 32 : 16;
 }
 

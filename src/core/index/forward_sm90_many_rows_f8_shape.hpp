@@ -85,6 +85,18 @@ QKV_HOST_DEVICE constexpr int weight_offset(int row, int group, int tile_kv) {
 QKV_HOST_DEVICE constexpr int turned_column(int matrix, int row) {
   return 2 * row + ((row >= 4 ? 1 : 0) ^ (matrix & 1));
 }
+// A lane's place in the first 32 keys and 16 columns that its warp turns tells the others, of `keys` and `columns`
+// further on: they differ in what is added, and in what swizzles exclusive-or. Places may be addresses, since stages
+// begin at multiples of 1024; keys: multiples of 32; columns: multiples of 32, from the first or the second 16 on.
+QKV_HOST_DEVICE constexpr unsigned further_loaded_chunk(unsigned place, int keys, int columns, int box_rows, int dim) {
+  const int block_columns = 2 * many_rows_block_columns(many_rows_f8_units(dim));
+  return (place ^ columns % block_columns) +
+         loaded_chunk_offset(keys, columns / block_columns * block_columns / 16, box_rows, dim);
+}
+QKV_HOST_DEVICE constexpr unsigned further_turned_value(unsigned place, int keys, int columns, int tile_kv) {
+  return (place ^ keys) + columns * tile_kv;
+}
+
 // Of the bytes of two loaded matrices' registers (low and high eight keys), those of the column that matrix i takes
 // from the lanes that hold its row: the selector of prmt.
 QKV_HOST_DEVICE constexpr unsigned turned_bytes(int matrix, int row) {

@@ -48,7 +48,10 @@ class TileLoader {
   __device__ __forceinline__ void copy_keys(unsigned shared, unsigned scales, unsigned barrier) {
     if constexpr (kPaged && kCopyBoxes) {
 #pragma unroll
-      for (int box = 0; box < kBoxes; ++box) box_pages_[box] = __shfl_sync(0xffffffff, page_, box * shape::kBoxKeys);
+      for (int box = 0; box < kBoxes; ++box) {
+        const int key = box * shape::kBoxKeys;
+        box_pages_[box] = __shfl_sync(0xffffffff, pages_[key / shape::kWarpSize], key % shape::kWarpSize);
+      }
     }
     copy<KeyBox>(params_.forward.key, key_map_, shared, barrier);
     if constexpr (key::token_scales) copy_scales(params_.forward.key_scale, scales, barrier);
@@ -60,6 +63,7 @@ class TileLoader {
   }
 
  private:
+  static constexpr int kOwnKeys = (kTileKeys + shape::kWarpSize - 1) / shape::kWarpSize;
   static constexpr unsigned kPageTokens = kPaged ? key::page_size : 1;
 
   static __device__ __forceinline__ int page_of(int key) { return static_cast<unsigned>(key) / kPageTokens; }
@@ -75,21 +79,27 @@ class TileLoader {
     }
   }
 
-  // Lane i finds the page of the tile's key i. Nothing waits for it before copy_keys: what all lanes load from one
+  // Each lane finds the pages of its own keys. Nothing waits for them before copy_keys: what all lanes load from one
   // address, the compiler would want in a uniform register at once.
   __device__ __forceinline__ void look_up() {
     if constexpr (kPaged) {
-      const int key = tile.begin + lane_ % kTileKeys;
-      if (key < tile.end) page_ = params_.forward.pages[item_.page_start + page_of(key)];
+#pragma unroll
+      for (int i = 0; i < kOwnKeys; ++i) {
+        const int key = own_key(i);
+        if (key < tile.end) pages_[i] = params_.forward.pages[item_.page_start + page_of(key)];
+      }
     }
   }
+
+  // Lane i has the tile's keys i and, in tiles of 64, 32 + i.
+  __device__ __forceinline__ int own_key(int i) const { return tile.begin + i * shape::kWarpSize + lane_ % kTileKeys; }
 
   template <typename Box>
   __device__ __forceinline__ void copy(const KeyValueLayout& layout, const ptx::TensorMap& map, unsigned shared,
                                        unsigned barrier) {
     if constexpr (kCopyBoxes) {
-      // Where the rows alone fill the registers, the elected lane's uniform ones cost spills.
-      constexpr bool kElects = key::tile_q <= 8 || !key::takes_turns;
+      // Where rows or boxes fill the registers, the elected lane's uniform ones cost spills.
+      constexpr bool kElects = (key::tile_q <= 8 && kBoxes <= 2) || !key::takes_turns;
       if (kElects ? ptx::elect_lane() : lane_ == 0) copy_boxes<Box>(map, shared, barrier);
     } else {
       gather<Box>(layout, shared);
@@ -98,7 +108,9 @@ class TileLoader {
 
   template <typename Box>
   __device__ __forceinline__ void copy_boxes(const ptx::TensorMap& map, unsigned shared, unsigned barrier) {
-    const int boxes = kBoxes == 1 || tile.begin + shape::kBoxKeys >= tile.end ? 1 : 2;
+    int boxes = 1;
+#pragma unroll
+    for (int box = 1; box < kBoxes; ++box) boxes += tile.begin + box * shape::kBoxKeys < tile.end ? 1 : 0;
     ptx::mbarrier_arrive_expect_bytes(barrier, boxes * Box::kBytes);
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
@@ -114,16 +126,20 @@ class TileLoader {
   __device__ __forceinline__ void gather(const KeyValueLayout& layout, unsigned shared) {
     constexpr int kPieces = kTileKeys * Box::kRowUnits;
     const char* base = static_cast<const char*>(layout.data) + item_.kv_head * layout.head_stride * kElementBytes;
-    const int own_key = tile.begin + lane_ % kTileKeys;
-    const bool own_is_read = own_key < tile.end;
-    const long long own_offset =
-        own_is_read ? (page_ * layout.page_stride + token_of(own_key) * layout.token_stride) * kElementBytes : 0;
+    long long own_offsets[kOwnKeys];
+#pragma unroll
+    for (int i = 0; i < kOwnKeys; ++i) {
+      const int key = own_key(i);
+      own_offsets[i] =
+          key < tile.end ? (pages_[i] * layout.page_stride + token_of(key) * layout.token_stride) * kElementBytes : 0;
+    }
 #pragma unroll
     for (int first = 0; first < kPieces; first += shape::kWarpSize) {
       const int piece = first + lane_;
       const int row = piece / Box::kRowUnits;
       const int unit = piece % Box::kRowUnits;
-      const long long offset = __shfl_sync(0xffffffff, own_offset, row);
+      const long long own_offset = own_offsets[kOwnKeys == 1 ? 0 : first / Box::kRowUnits / shape::kWarpSize];
+      const long long offset = __shfl_sync(0xffffffff, own_offset, row % shape::kWarpSize);
       const bool is_read = tile.begin + row < tile.end;
       if (kPieces % shape::kWarpSize != 0 && piece >= kPieces) break;
       ptx::cp_async_16(shared + row / shape::kBoxKeys * Box::kBytes + Box::offset(row % shape::kBoxKeys, unit),
@@ -134,10 +150,11 @@ class TileLoader {
   // Lane i brings that of the tile's key i; of keys behind the segment's end, zero. A barrier that boxes arrive at
   // counts the lanes, too; gathers are in a group.
   __device__ __forceinline__ void copy_scales(const KeyValueScales& scales, unsigned shared, unsigned barrier) {
+    static_assert(kOwnKeys == 1 || !key::token_scales);
     const int key = tile.begin + lane_;
     if (lane_ < kTileKeys) {
       const bool is_read = key < tile.end;
-      const long long offset = page_ * scales.page_stride + token_of(key) * scales.token_stride;
+      const long long offset = pages_[0] * scales.page_stride + token_of(key) * scales.token_stride;
       const float* base = scales.data + item_.kv_head * scales.head_stride;
       ptx::cp_async_4(shared + lane_ * static_cast<int>(sizeof(float)), base + (is_read ? offset : 0), is_read ? 4 : 0);
     }
@@ -150,7 +167,7 @@ class TileLoader {
   const FewRowsItem& item_;
   const int lane_;
   int key_lane_;
-  int page_ = 0;                // of this lane's key
+  int pages_[kOwnKeys] = {};    // of this lane's keys
   int box_pages_[kBoxes] = {};  // of boxes, each of which lies in one page
 };
 

@@ -1,5 +1,5 @@
 // Attention of few query rows (decode: up to 32 packed rows of one KV head) on Hopper, bound by the memory that K and V
-// come from. A CTA takes one item after another. The item's tiles of 16 or 32 keys are dealt out to 8 or 4 lanes; a
+// come from. A CTA takes one item after another. The item's tiles of 16 to 64 keys are dealt out to 8 or 4 lanes; a
 // warp owns a lane (or two, one after another) and a piece of shared memory, so that no warp waits for another until
 // the item ends. Products have keys (then dimensions of V) as the matrix unit's 16 rows and query rows as its 8
 // columns: rows are padded to 8, not to 64. Keys and values of 8 bits are widened to f16 between shared memory and
@@ -39,8 +39,8 @@ constexpr int kStageBytes = kKeyStageBytes + shape::stage_bytes(kKeyValue.value_
 constexpr int kScaleBytes = kTileKeys * static_cast<int>(sizeof(float));  // of a stage's keys, or values
 
 static_assert(shape::supports(key::head_dim, key::head_dim_v) && key::tile_q * key::head_dim_v <= 4096);
-static_assert(kBoxes == 1 || kBoxes == 2);
-static_assert(kBoxes * kBlocks * 4 <= 32, "a lane's elements are the bits of a word");
+static_assert(kBoxes == 1 || kBoxes == 2 || kBoxes == 4);
+static_assert(kBoxes * kBlocks * 4 <= 64, "a lane's elements are the bits of a word");
 static_assert(KeyBox::kBytes % (8 * KeyBox::kChunk) == 0 && ValueBox::kBytes % (8 * ValueBox::kChunk) == 0,
               "a box begins where the swizzle's pattern does");
 static_assert(kKeySteps % kLoadSteps == 0 || kBoxes * KeyBox::kBytes + KeyBox::kColumnBytes <= kKeyStageBytes,
@@ -50,7 +50,18 @@ static_assert(kValueSteps % kLoadSteps == 0 ||
 
 // What is made of threadIdx the compiler makes again for every tile, behind a look-up of a special register; what is
 // made of ptx::lane_id() it holds. Where that spills (tests/cuda/kernels_compile_test.cpp), it isn't held.
-constexpr bool kHoldsOffsets = kSharedRows ? key::takes_turns != 0 : key::min_ctas < 4 || key::head_dim <= 128;
+constexpr bool kHoldsOffsets =
+    kSharedRows ? key::takes_turns != 0 : kBoxes <= 2 && (key::min_ctas < 4 || key::head_dim <= 128);
+
+template <bool kFitsWord>
+struct BitsOf {
+  using Type = unsigned;
+};
+template <>
+struct BitsOf<false> {
+  using Type = unsigned long long;
+};
+using SeenBits = BitsOf<kBoxes * kBlocks * 4 <= 32>::Type;
 
 // The rows of an item over the tiles of one warp. Of each 16 x 8 product a lane holds elements i = 0 … 3: key
 // lane/4 + 8·(i/2), or dimension value_dim(i/2), row 2·(lane%4) + i%2.
@@ -98,16 +109,19 @@ class WarpRows {
 
   // scores = query · key of the tile in log2 units, hidden ones -infinity. seen_ has a bit for each that is visible.
   __device__ __forceinline__ void multiply_keys(unsigned keys, const float* key_scales, const TileCursor& tile) {
-    if constexpr (kSharedRows && kBoxes == 2) {
-      // Box after box: the sums of both would fill the registers. Unrolled, they would be interleaved.
+    if constexpr (kSharedRows && kBoxes > 1) {
+      // Box after box: the sums of all would fill the registers. Unrolled, they would be interleaved.
 #pragma unroll 1
-      for (int box = 0; box < 2; ++box) {
+      for (int box = 0; box < kBoxes; ++box) {
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n) {
+        for (int later = 1; later < kBoxes; ++later) {
 #pragma unroll
-          for (int i = 0; i < 4; ++i) scores_[0][n][i] = scores_[1][n][i];
+          for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) scores_[later - 1][n][i] = scores_[later][n][i];
+          }
         }
-        multiply_boxes<1>(keys + box * KeyBox::kBytes, 1);
+        multiply_boxes<1>(keys + box * KeyBox::kBytes, kBoxes - 1);
       }
     } else {
       multiply_boxes<kBoxes>(keys, 0);
@@ -125,8 +139,9 @@ class WarpRows {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         float tile_max = fmaxf(scores_[0][n][e], scores_[0][n][e + 2]);
-        if constexpr (kBoxes == 2) {
-          tile_max = fmaxf(tile_max, fmaxf(scores_[kBoxes - 1][n][e], scores_[kBoxes - 1][n][e + 2]));
+#pragma unroll
+        for (int box = 1; box < kBoxes; ++box) {
+          tile_max = fmaxf(tile_max, fmaxf(scores_[box][n][e], scores_[box][n][e + 2]));
         }
 #pragma unroll
         for (int distance = 4; distance < shape::kWarpSize; distance *= 2) {
@@ -382,7 +397,7 @@ class WarpRows {
     for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
       const int row = row_of(bit);
       if (row >= rows_.count() || key_of(tile, bit) >= tile.end) continue;
-      seen_ |= static_cast<unsigned>(is_seen(row, key_of(tile, bit))) << bit;
+      seen_ |= static_cast<SeenBits>(is_seen(row, key_of(tile, bit))) << bit;
     }
   }
 
@@ -417,7 +432,7 @@ class WarpRows {
     if (!key::mask || !tile.partial) {
 #pragma unroll
       for (int bit = 0; bit < kBoxes * kBlocks * 4; ++bit) {
-        seen_ |= static_cast<unsigned>(key_of(tile, bit) < tile.end) << bit;
+        seen_ |= static_cast<SeenBits>(key_of(tile, bit) < tile.end) << bit;
       }
     }
 #pragma unroll
@@ -465,7 +480,7 @@ class WarpRows {
       // Who holds the scores of key k and of this lane's rows, and from which bit on.
       const int box = k / shape::kBoxKeys;
       const int key_of_box = k % shape::kBoxKeys;
-      const unsigned seen =
+      const SeenBits seen =
           __shfl_sync(kAllLanes, seen_, key_of_box % 8 * 4 + lane_ % 4) >> (box * kBlocks * 4 + key_of_box / 8 * 2);
 #pragma unroll
       for (int m = 0; m < kValueSteps; ++m) {
@@ -504,7 +519,7 @@ class WarpRows {
   unsigned value_lane_offset_;
   float slope_[kBlocks][2];  // in log2 units
   float scores_[kBoxes][kBlocks][4];
-  unsigned seen_ = 0;
+  SeenBits seen_ = 0;
   float max_[kBlocks][2];
   float sum_[kBlocks][2];   // of this lane's keys
   float unit_[kBlocks][2];  // of outputs, where tokens have scales: a power of two

@@ -19,6 +19,40 @@ struct StepScale {
   float factor[2];  // of weights, in units of the output
 };
 
+// Hopper compares three integers at once, not three floats. The bits of floats are in their order unless all are
+// negative, and in the opposite one if they are.
+struct OrderOfBits {
+  static __device__ __forceinline__ int largest(int a, int b) { return max(a, b); }
+  static __device__ __forceinline__ int largest(int a, int b, int c) { return __vimax3_s32(a, b, c); }
+};
+struct OrderOfNegatives {
+  static __device__ __forceinline__ unsigned largest(unsigned a, unsigned b) { return min(a, b); }
+  static __device__ __forceinline__ unsigned largest(unsigned a, unsigned b, unsigned c) {
+    return __vimin3_u32(a, b, c);
+  }
+};
+
+// Bits of the largest score of each row in the row's four lanes.
+template <class Order, int kCount>
+__device__ __forceinline__ void find_largest(const float (&scores)[kCount], int (&largest)[2]) {
+  const auto bits = [&](int i) { return __float_as_int(scores[i]); };
+  int found[2][2];  // of even and of odd chunks: four chains, that none need wait for itself
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    int& so_far = found[i / 4 % 2][i / 2 % 2];
+    so_far = i < 8 ? Order::largest(bits(i), bits(i + 1)) : Order::largest(so_far, bits(i), bits(i + 1));
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) largest[r] = Order::largest(found[0][r], found[1][r]);
+#pragma unroll
+  for (int lanes = 1; lanes <= 2; lanes *= 2) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      largest[r] = Order::largest(largest[r], __shfl_xor_sync(0xffffffff, largest[r], lanes));
+    }
+  }
+}
+
 struct StepSoftmax {
   float max[2] = {negative_infinity(),
                   negative_infinity()};  // log2 of the output's unit, alike in the row's four lanes
@@ -30,14 +64,17 @@ struct StepSoftmax {
   __device__ __forceinline__ void find_base(const float (&scores)[kCount], float factor, StepScale& scale,
                                             Rescale&& rescale) {
     const float old[2] = {max[0], max[1]};
+    int largest[2];
+    find_largest<OrderOfBits>(scores, largest);
+    if (__any_sync(0xffffffff, (largest[0] | largest[1]) < 0)) {
+      int negative[2];
+      find_largest<OrderOfNegatives>(scores, negative);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) largest[r] = largest[r] < 0 ? negative[r] : largest[r];
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float step_max = fmaxf(scores[2 * r], scores[2 * r + 1]);
-#pragma unroll
-      for (int i = 4 + 2 * r; i < kCount; i += 4) step_max = fmaxf(step_max, fmaxf(scores[i], scores[i + 1]));
-      step_max = fmaxf(step_max, __shfl_xor_sync(0xffffffff, step_max, 1));
-      step_max = fmaxf(step_max, __shfl_xor_sync(0xffffffff, step_max, 2));
-      const float unit = fmaf(step_max, factor, -kLargestWeightLog2);
+      const float unit = fmaf(__int_as_float(largest[r]), factor, -kLargestWeightLog2);
       if (unit > old[r] + kLargestRiseLog2) max[r] = unit;
       scale.base[r] = unit == negative_infinity() ? 0.0F : unit;
     }

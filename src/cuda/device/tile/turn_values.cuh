@@ -85,28 +85,38 @@ class ValueTurner {
     __syncwarp();
   }
 
-  // Four matrices of 8 keys x 16 columns at once, and kBatch such loads under way before the first is waited for.
+  // Four matrices of 8 keys x 16 columns at once; while a batch of such loads is turned, the next one is under way.
+  // Unrolled: the warp shares its processor's issue slots with the consumers, and addresses were half of what it
+  // issued.
   __device__ __forceinline__ void turn_stage(unsigned loaded, unsigned turned) {
     constexpr int kOwnChunks = kChunks / kTurningWarps;
-    constexpr int kBatch = kOwnChunks < 4 ? kOwnChunks : 4;
+    constexpr int kBatch = 2;  // with 4, D = 128 was slower by 4 %
+    constexpr int kBatches = key::tile_kv / 32 * kOwnChunks / kBatch;
     const int matrix = lane_index() / 8, row = lane_index() % 8;
     const unsigned bytes = index::turned_bytes(0, lane_index() / 4), other_bytes = bytes ^ 0x1111u;
-#pragma unroll 1
-    for (int i = 0; i < key::tile_kv / 32 * kOwnChunks; i += kBatch) {
-      const int group = i / kOwnChunks, first = i % kOwnChunks * kTurningWarps + warp_;
-      unsigned in[kBatch][4];
+    const unsigned from = loaded + index::loaded_chunk_offset(lane_index(), warp_, kBoxRows, key::head_dim_v);
+    const unsigned to =
+        turned + index::turned_value_offset(warp_ * 16 + index::turned_column(matrix, row), matrix / 2, key::tile_kv);
+    const auto keys_of = [](int batch) { return batch * kBatch / kOwnChunks * 32; };
+    const auto columns_of = [](int batch, int b) { return (batch * kBatch + b) % kOwnChunks * kTurningWarps * 16; };
+    unsigned in[2][kBatch][4];
+    const auto load = [&](int batch) {
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
-        const int chunk = first + b * kTurningWarps;
-        ptx::ldmatrix_x4_trans(
-            in[b], loaded + index::loaded_chunk_offset(group * 32 + lane_index(), chunk, kBoxRows, key::head_dim_v));
+        ptx::ldmatrix_x4_trans(in[batch % 2][b], index::further_loaded_chunk(from, keys_of(batch), columns_of(batch, b),
+                                                                             kBoxRows, key::head_dim_v));
       }
+    };
+    load(0);
+#pragma unroll
+    for (int batch = 0; batch < kBatches; ++batch) {
+      if (batch + 1 < kBatches) load(batch + 1);
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
-        const unsigned out[4] = {__byte_perm(in[b][0], in[b][1], bytes), __byte_perm(in[b][0], in[b][1], other_bytes),
-                                 __byte_perm(in[b][2], in[b][3], bytes), __byte_perm(in[b][2], in[b][3], other_bytes)};
-        const int column = (first + b * kTurningWarps) * 16 + index::turned_column(matrix, row);
-        ptx::stmatrix_x4(turned + index::turned_value_offset(column, group * 2 + matrix / 2, key::tile_kv), out);
+        const unsigned(&words)[4] = in[batch % 2][b];
+        const unsigned out[4] = {__byte_perm(words[0], words[1], bytes), __byte_perm(words[0], words[1], other_bytes),
+                                 __byte_perm(words[2], words[3], bytes), __byte_perm(words[2], words[3], other_bytes)};
+        ptx::stmatrix_x4(index::further_turned_value(to, keys_of(batch), columns_of(batch, b), key::tile_kv), out);
       }
     }
   }
