@@ -12,7 +12,7 @@
 namespace qkv::cuda {
 namespace {
 
-constexpr int32_t kMaxClusterSize = index::few_rows::kMaxClusterSplits;
+using index::few_rows::kMaxClusterSplits;
 
 // Merges some of whose states come from items that several requests share: they are in another launch.
 std::vector<bool> find_shared_merges(const plan::PlanData& plan) {
@@ -29,7 +29,7 @@ class ClusterJoins {
  public:
   explicit ClusterJoins(const plan::PlanData& plan) : shared_(find_shared_merges(plan)) {}
   bool operator()(const FewRowsItem& item) const {
-    return item.num_splits > 1 && item.num_splits <= kMaxClusterSize && !shared_[item.ticket];
+    return item.num_splits > 1 && item.num_splits <= kMaxClusterSplits && !shared_[item.ticket];
   }
 
  private:
@@ -65,22 +65,22 @@ class Clusters {
   }
 
   int32_t cluster_size_;
-  std::vector<int32_t> used_;                                  // of each bin
-  std::array<std::vector<int32_t>, kMaxClusterSize> by_room_;  // bins, by the items that still fit
+  std::vector<int32_t> used_;                                    // of each bin
+  std::array<std::vector<int32_t>, kMaxClusterSplits> by_room_;  // bins, by the items that still fit
 };
 
 // The first place of each join that is in a cluster, by ticket; -1 for others. Large joins first, and among equals
 // those with the longest item: bins start in the order in which they were opened.
 std::vector<int64_t> places_of_joins(const std::vector<FewRowsItem>& items, const ClusterJoins& joins_in_cluster,
                                      size_t num_merges, Clusters& clusters) {
-  std::array<std::vector<int>, kMaxClusterSize + 1> tickets;  // by the number of splits
+  std::array<std::vector<int>, kMaxClusterSplits + 1> tickets;  // by the number of splits
   std::vector<int64_t> places(num_merges, -1);
   for (const FewRowsItem& item : items) {
     if (!joins_in_cluster(item) || places[item.ticket] == 0) continue;
     places[item.ticket] = 0;
     tickets[item.num_splits].push_back(item.ticket);
   }
-  for (int32_t size = kMaxClusterSize; size > 1; --size) {
+  for (int32_t size = kMaxClusterSplits; size > 1; --size) {
     for (const int ticket : tickets[size]) places[ticket] = static_cast<int64_t>(clusters.add(size));
   }
   return places;
@@ -170,7 +170,7 @@ std::vector<FewRowsList> make_few_rows_lists(const plan::PlanData& plan, Cluster
       continue;
     }
     const int32_t cluster_size =
-        use == ClusterUse::always ? kMaxClusterSize : least_cluster_size(items, joins_in_cluster);
+        use == ClusterUse::always ? kMaxClusterSplits : least_cluster_size(items, joins_in_cluster);
     lists.push_back({tile_q, cluster_size, in_clusters(items, joins_in_cluster, plan.merges.size(), cluster_size)});
   }
   return lists;

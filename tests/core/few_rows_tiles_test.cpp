@@ -53,8 +53,10 @@ void expect_tiles_in_turn(std::mt19937& random, int num_segments) {
 TEST(few_rows_tiles, lanes_take_the_tiles_of_all_segments_in_turn) {
   std::mt19937 random(3);
   for (int round = 0; round < 500; ++round) {
+    expect_tiles_in_turn<64, 8>(random, round % 7);
     expect_tiles_in_turn<32, 8>(random, round % 7);
     expect_tiles_in_turn<16, 8>(random, round % 7);
+    expect_tiles_in_turn<64, 4>(random, round % 7);
     expect_tiles_in_turn<32, 4>(random, round % 7);
     expect_tiles_in_turn<16, 4>(random, round % 7);
   }

@@ -9,6 +9,7 @@
 #include "dtype.cuh"
 #include "max_of_lanes.cuh"
 #include "params.hpp"
+#include "row_elements.cuh"
 
 namespace qkv::cuda {
 namespace cache_quantise {
@@ -70,12 +71,6 @@ __device__ __forceinline__ bool allows_vectors(const CacheWriteSide& side) {
   const long long pages =
       side.page_stride | side.token_stride | side.head_stride | reinterpret_cast<long long>(side.pages);
   return side.head_dim % kVector == 0 && source % 16 == 0 && pages % kVector == 0;
-}
-
-__device__ __forceinline__ float load_element(const char* row, int dtype, int column) {
-  if (dtype == kF32) return reinterpret_cast<const float*>(row)[column];
-  const unsigned short bits = reinterpret_cast<const unsigned short*>(row)[column];
-  return dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits);
 }
 
 // Of what each lane of the team found; all get the scale.

@@ -6,11 +6,12 @@
 
 #include "dtype.cuh"
 #include "params.hpp"
+#include "row_elements.cuh"
 
 namespace qkv::cuda {
 namespace cache_write {
 
-constexpr int kVector = 8;  // elements a step: 16 bytes of the 16-bit formats
+constexpr int kVector = kElementsOfVector;
 
 // Every row begins at a multiple of 16 bytes, and is whole vectors long.
 __device__ __forceinline__ bool allows_vectors(const CacheWriteSide& side) {
@@ -20,30 +21,8 @@ __device__ __forceinline__ bool allows_vectors(const CacheWriteSide& side) {
   return side.head_dim % kVector == 0 && ((source | pages | starts) & 15) == 0;
 }
 
-__device__ __forceinline__ float to_f32(unsigned bits, bool is_bf16) {
-  const unsigned short half = static_cast<unsigned short>(bits);
-  return is_bf16 ? ptx::f32_from_bf16(half) : ptx::f32_from_f16(half);
-}
-
 __device__ __forceinline__ unsigned pack(float low, float high, bool is_bf16) {
   return is_bf16 ? ptx::pack_bf16(low, high) : ptx::pack_f16(low, high);
-}
-
-__device__ __forceinline__ void load_vector(const char* source, int dtype, float (&values)[kVector]) {
-  if (dtype == kF32) {
-    const float4 low = reinterpret_cast<const float4*>(source)[0];
-    const float4 high = reinterpret_cast<const float4*>(source)[1];
-    values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
-    values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
-    return;
-  }
-  const uint4 bits = *reinterpret_cast<const uint4*>(source);
-  const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    values[2 * w] = to_f32(words[w], dtype == kBf16);
-    values[2 * w + 1] = to_f32(words[w] >> 16, dtype == kBf16);
-  }
 }
 
 __device__ __forceinline__ void store_vector(char* target, int dtype, const float (&values)[kVector]) {
@@ -77,9 +56,7 @@ __device__ __forceinline__ void copy_element(const char* source, int source_dtyp
   } else if (source_dtype == target_dtype) {
     *reinterpret_cast<unsigned short*>(target) = *reinterpret_cast<const unsigned short*>(source);
   } else {
-    const float value = source_dtype == kF32
-                            ? *reinterpret_cast<const float*>(source)
-                            : to_f32(*reinterpret_cast<const unsigned short*>(source), source_dtype == kBf16);
+    const float value = load_element(source, source_dtype, 0);
     if (target_dtype == kF32) {
       *reinterpret_cast<float*>(target) = value;
     } else {

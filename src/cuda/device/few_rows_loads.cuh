@@ -99,7 +99,7 @@ class TileLoader {
                                        unsigned barrier) {
     if constexpr (kCopyBoxes) {
       // Where rows or boxes fill the registers, the elected lane's uniform ones cost spills.
-      constexpr bool kElects = (key::tile_q <= 8 && kBoxes <= 2) || !key::takes_turns;
+      constexpr bool kElects = (key::tile_q <= 8 && kSmallTile) || !key::takes_turns;
       if (kElects ? ptx::elect_lane() : lane_ == 0) copy_boxes<Box>(map, shared, barrier);
     } else {
       gather<Box>(layout, shared);

@@ -21,6 +21,7 @@ constexpr bool kSharedRows = key::request_tile_q < key::tile_q;  // an item's ro
 constexpr int kNumLanes = shape::num_lanes(key::request_tile_q, key::head_dim_v);
 constexpr int kTileKeys = key::tile_kv;
 constexpr int kBoxes = kTileKeys / shape::kBoxKeys;
+constexpr bool kSmallTile = kBoxes <= 2;  // else a tile's numbers fill the registers: what can be made again isn't held
 constexpr bool kPaged = key::page_size > 0;
 constexpr bool kCopyBoxes = key::page_size % shape::kBoxKeys == 0;  // dense keys, too
 constexpr shape::SmemLayout kLayout = shape::smem_layout(kKeyValue, key::tile_q, key::tile_kv, key::num_warps,

@@ -51,7 +51,7 @@ static_assert(kValueSteps % kLoadSteps == 0 ||
 // What is made of threadIdx the compiler makes again for every tile, behind a look-up of a special register; what is
 // made of ptx::lane_id() it holds. Where that spills (tests/cuda/kernels_compile_test.cpp), it isn't held.
 constexpr bool kHoldsOffsets =
-    kSharedRows ? key::takes_turns != 0 : kBoxes <= 2 && (key::min_ctas < 4 || key::head_dim <= 128);
+    kSharedRows ? key::takes_turns != 0 : kSmallTile && (key::min_ctas < 4 || key::head_dim <= 128);
 
 template <bool kFitsWord>
 struct BitsOf {

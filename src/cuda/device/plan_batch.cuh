@@ -259,7 +259,7 @@ __device__ inline void cut_blocks(const PlanBatchParams& params, PlannerMemory& 
 __device__ inline void place_list(const PlanBatchParams& params, PlannerMemory& memory, int list, bool& fits) {
   constexpr int kBinsOfLane = kBins / kWarp;
   const int first_bin = list * kBins + lane() * kBinsOfLane;
-  const int grain = list < kFewRowsTiles ? kClusterSize : 1;
+  const int grain = list < kFewRowsTiles ? kMaxClusterSplits : 1;
   const auto room_of = [&](int places) { return (places + grain - 1) & -grain; };
   int places[kBinsOfLane] = {};
   int room = 0;
@@ -349,7 +349,7 @@ __device__ __forceinline__ PlanBlock placed(const PlannerMemory& memory, PlanBlo
 __device__ __forceinline__ int parts_of_pair(unsigned num_pairs, unsigned num_threads) {
   int parts = 0;
 #pragma unroll
-  for (int more = 1; 1 << more <= kClusterSize; ++more) parts += num_pairs << more <= num_threads ? 1 : 0;
+  for (int more = 1; 1 << more <= kMaxClusterSplits; ++more) parts += num_pairs << more <= num_threads ? 1 : 0;
   return parts;
 }
 

@@ -41,13 +41,13 @@ __device__ __forceinline__ int num_shown_keys(const PlanBatchParams& params, con
   return keys.count(seq.q_len, seq.kv_len);
 }
 
-constexpr int kClusterSize = index::few_rows::kMaxClusterSplits;
+using index::few_rows::kMaxClusterSplits;
 
 __device__ __forceinline__ bool joins(const PlanBlock& block) { return block.num_splits > 1; }
 
 // How an item's joins stand in a list: places side by side for each KV head, a power of two.
 __device__ __forceinline__ int size_class(const PlanBlock& block) {
-  if (block.list >= kFewRowsTiles || block.num_splits > kClusterSize) return 3;
+  if (block.list >= kFewRowsTiles || block.num_splits > kMaxClusterSplits) return 3;
   return block.num_splits > 4 ? 0 : block.num_splits > 2 ? 1 : block.num_splits > 1 ? 2 : 3;
 }
 

@@ -8,41 +8,14 @@
 #include "dtype.cuh"
 #include "max_of_lanes.cuh"
 #include "quantise_params.hpp"
+#include "row_elements.cuh"
 
 namespace qkv::cuda {
 namespace quantise {
 
 constexpr int kThreads = 128;
 constexpr int kLanes = 16;  // of a row
-constexpr int kVector = 8;  // elements that a lane takes at once: 16 bytes of 16-bit ones
-
-struct Vector {
-  float elements[kVector];
-};
-
-__device__ __forceinline__ float load_element(const void* row, int dtype, int column) {
-  if (dtype == kF32) return static_cast<const float*>(row)[column];
-  const unsigned short bits = static_cast<const unsigned short*>(row)[column];
-  return dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits);
-}
-
-__device__ __forceinline__ Vector load_vector(const void* row, int dtype, int column) {
-  if (dtype == kF32) {
-    const float4* fours = reinterpret_cast<const float4*>(static_cast<const float*>(row) + column);
-    const float4 low = fours[0];
-    const float4 high = fours[1];
-    return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
-  }
-  const uint4 pairs = *reinterpret_cast<const uint4*>(static_cast<const unsigned short*>(row) + column);
-  const unsigned words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-  Vector vector;
-#pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    const auto bits = static_cast<unsigned short>(words[i / 2] >> i % 2 * 16);
-    vector.elements[i] = dtype == kBf16 ? ptx::f32_from_bf16(bits) : ptx::f32_from_f16(bits);
-  }
-  return vector;
-}
+constexpr int kVector = kElementsOfVector;
 
 // The lane's columns of a row: whole vectors first, then what is left of the row, an element a lane.
 template <typename OfVector, typename OfElement>
@@ -53,15 +26,20 @@ __device__ __forceinline__ void for_each_column(int head_dim, OfVector of_vector
   if (vectors_end + lane < head_dim) of_element(vectors_end + lane);
 }
 
+__device__ __forceinline__ const char* address_of(const QuantiseParams& params, const void* row, int column) {
+  return static_cast<const char*>(row) + column * size_of(params.rows_dtype);
+}
+
 // By the lanes of a row; all get the result.
 __device__ __forceinline__ float largest_of_row(const QuantiseParams& params, const void* row) {
   float largest = 0.0F;
   for_each_column(
       params.head_dim,
       [&](int column) {
-        const Vector vector = load_vector(row, params.rows_dtype, column);
+        float values[kVector];
+        load_vector(address_of(params, row, column), params.rows_dtype, values);
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) largest = fmaxf(largest, finite_magnitude(vector.elements[i]));
+        for (const float value : values) largest = fmaxf(largest, finite_magnitude(value));
       },
       [&](int column) { largest = fmaxf(largest, finite_magnitude(load_element(row, params.rows_dtype, column))); });
   return max_of_lanes(largest, kLanes, 0xffffU << (threadIdx.x & 16));
@@ -82,10 +60,11 @@ __device__ __forceinline__ void round_row(const QuantiseParams& params, const vo
   for_each_column(
       params.head_dim,
       [&](int column) {
-        Vector vector = load_vector(row, params.rows_dtype, column);
+        float values[kVector];
+        load_vector(address_of(params, row, column), params.rows_dtype, values);
 #pragma unroll
-        for (float& element : vector.elements) element = __fdiv_rn(element, scale);
-        *reinterpret_cast<uint2*>(out + column) = pack_eight(params.out_dtype, vector.elements);
+        for (float& value : values) value = __fdiv_rn(value, scale);
+        *reinterpret_cast<uint2*>(out + column) = pack_eight(params.out_dtype, values);
       },
       [&](int column) {
         const float quotient = __fdiv_rn(load_element(row, params.rows_dtype, column), scale);
