@@ -38,8 +38,8 @@ TEST(many_rows_f8_layout, regions_follow_one_another_on_swizzle_boundaries) {
     EXPECT_EQ(layout.loaded_value_begin - layout.key_begin, 2 * shape.tile_kv * dim);
     EXPECT_EQ(layout.value_begin - layout.loaded_value_begin, 2 * shape.tile_kv * dim);
     EXPECT_EQ(layout.weight_begin - layout.value_begin, many_rows_f8_turned_stages(dim) * shape.tile_kv * dim);
-    const int buffers = many_rows_f8_weights_in_registers(dim) ? 0 : 2;
-    EXPECT_EQ(layout.control_begin - layout.weight_begin, buffers * shape.consumers * 64 * shape.tile_kv);
+    const int weights = many_rows_f8_weights_in_registers(dim) ? 0 : shape.consumers * 64 * shape.tile_kv;
+    EXPECT_EQ(layout.control_begin - layout.weight_begin, weights);
     EXPECT_EQ(layout.bytes - layout.control_begin, kManyRowsControlBytes);
     const int block_bytes = 2 * many_rows_block_columns(many_rows_f8_units(dim));
     for (const int bytes : {layout.key_begin, layout.loaded_value_begin, layout.value_begin, layout.weight_begin,

@@ -37,10 +37,10 @@ QKV_HOST_DEVICE constexpr bool many_rows_f8_supports(int head_dim, int head_dim_
   return is_tuned && head_dim == head_dim_v && page_size % 16 == 0;
 }
 
-// query slots, key stages, stages of values as they came, stages of values turned round: [column][key], two buffers of
-// weights: [row][place].
+// query slots, key stages, stages of values as they came, stages of values turned round: [column][key], weights:
+// [row][place].
 struct ManyRowsF8Layout {
-  int query_slot_bytes, key_stage_bytes, value_stage_bytes, weight_buffer_bytes;
+  int query_slot_bytes, key_stage_bytes, value_stage_bytes;
   int key_begin, loaded_value_begin, value_begin, weight_begin, control_begin, bytes;  // query slots begin at 0
 };
 
@@ -50,13 +50,12 @@ QKV_HOST_DEVICE constexpr ManyRowsF8Layout many_rows_f8_layout(const ManyRowsSha
   layout.query_slot_bytes = many_rows_tile_q(shape) * head_dim;
   layout.key_stage_bytes = shape.tile_kv * head_dim;
   layout.value_stage_bytes = shape.tile_kv * head_dim_v;
-  layout.weight_buffer_bytes =
-      many_rows_f8_weights_in_registers(head_dim_v) ? 0 : many_rows_tile_q(shape) * shape.tile_kv;
   layout.key_begin = shape.query_slots * layout.query_slot_bytes;
   layout.loaded_value_begin = layout.key_begin + kManyRowsStages * layout.key_stage_bytes;
   layout.value_begin = layout.loaded_value_begin + kManyRowsStages * layout.value_stage_bytes;
   layout.weight_begin = layout.value_begin + many_rows_f8_turned_stages(head_dim_v) * layout.value_stage_bytes;
-  layout.control_begin = layout.weight_begin + 2 * layout.weight_buffer_bytes;
+  const int weight_bytes = many_rows_f8_weights_in_registers(head_dim_v) ? 0 : many_rows_tile_q(shape) * shape.tile_kv;
+  layout.control_begin = layout.weight_begin + weight_bytes;
   layout.bytes = layout.control_begin + kManyRowsControlBytes;
   return layout;
 }

@@ -68,12 +68,12 @@ class Consumer : tile::StepConsumer<kShape> {
   }
 
  private:
-  // The weights of the present step lie in buffer kStage. Returns whether a step follows: then it is the present one.
+  // Returns whether a step follows: then it is the present one.
   template <int kStage>
   __device__ __forceinline__ bool run_step() {
     wait(float8_control_->turned_full[turned_.stage()], turned_.phase());
     take_turn();
-    add_chunks<kStage, 0>();
+    add_chunks<0>();
     release(float8_control_->turned_free[turned_.stage()]);
     turned_.advance();
     if (step_.bits & kStepLast) {
@@ -92,12 +92,12 @@ class Consumer : tile::StepConsumer<kShape> {
   }
 
   // The products with chunk kChunk of the values and those behind it.
-  template <int kStage, int kChunk>
+  template <int kChunk>
   __device__ __forceinline__ void add_chunks() {
-    multiply_values<kStage, kChunk>();
+    multiply_values<kChunk>();
     ptx::wgmma_wait_group<0>();
     add_product<kChunk>();
-    if constexpr (kChunk + 1 < kChunks) add_chunks<kStage, kChunk + 1>();
+    if constexpr (kChunk + 1 < kChunks) add_chunks<kChunk + 1>();
   }
 
   template <int kChunk>
@@ -122,13 +122,13 @@ class Consumer : tile::StepConsumer<kShape> {
     }
   }
 
-  // Scores, whose products are under way, to weights in buffer kBuffer, and what those stand for. (There are two
-  // buffers because a warp may be here while another one's products still read the weights before.)
-  template <int kBuffer>
+  // Scores, whose products are under way, to weights, and what those stand for. A product reads a row's weights for the
+  // warp that holds the row: they wait for nobody else, and the product that read the last ones is done.
+  template <int kStage>
   __device__ __forceinline__ void weigh() {
     ptx::wgmma_wait_group<0>();
     ptx::pin(scores_);
-    release_keys<kBuffer>(step_);
+    release_keys<kStage>(step_);
     if (step_.bits & kStepFirst) softmax_ = tile::StepSoftmax();
     if constexpr (tile::kTransformsScores) transform(step_, float8_control_->scales[items_ % kItemRecords].score);
     if (hides(step_)) hide(step_);
@@ -136,16 +136,10 @@ class Consumer : tile::StepConsumer<kShape> {
 #pragma unroll
       for (int i = 0; i < key::head_dim_v / 2; ++i) output_[i] *= decay[i >> 1 & 1];
     });
-    softmax_.exponentiate(scores_, score_factor(), scale_);
-    if constexpr (kWeightsInRegisters) {
-#pragma unroll
-      for (int i = 0; i < kTileKv / 8; ++i) packed_[i] = packed(i);
-    } else {
-      store_weights(tile::address_of_descriptor(weights_) + kBuffer * kLayout.weight_buffer_bytes);
-    }
+    softmax_.exponentiate(scores_, score_factor(), scale_, [&](int i) { take_weights(i); });
     if constexpr (!kWeightsInRegisters) {
       ptx::fence_proxy_async();
-      ptx::named_barrier_sync(kBarrierWarpgroup + consumer_, 128);
+      __syncwarp();
     }
   }
 
@@ -155,13 +149,17 @@ class Consumer : tile::StepConsumer<kShape> {
     return ptx::pack_e4m3x4(s[0], s[1], s[4], s[5]);
   }
 
-  // The 16 rows of a warp. Matrices of one stmatrix: rows 0 … 7 and 8 … 15 of 16 keys, then of the next 16.
-  __device__ __forceinline__ void store_weights(unsigned memory) const {
-    const int lane = lane_index(), row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+  // The weights of keys 32·i … 32·i + 31. In shared memory, matrices of one stmatrix are rows 0 … 7 and 8 … 15 of the
+  // warp's of 16 keys, then of the next 16.
+  __device__ __forceinline__ void take_weights(int i) {
+    const unsigned words[4] = {packed(4 * i), packed(4 * i + 1), packed(4 * i + 2), packed(4 * i + 3)};
+    if constexpr (kWeightsInRegisters) {
 #pragma unroll
-    for (int i = 0; i < kTileKv / 32; ++i) {
-      const unsigned matrices[4] = {packed(4 * i), packed(4 * i + 1), packed(4 * i + 2), packed(4 * i + 3)};
-      ptx::stmatrix_x4(memory + index::weight_offset(row, 2 * i + lane / 16, kTileKv), matrices);
+      for (int j = 0; j < 4; ++j) packed_[4 * i + j] = words[j];
+    } else {
+      const int lane = lane_index(), row = threadIdx.x % 128 / 32 * 16 + lane % 16;
+      ptx::stmatrix_x4(tile::address_of_descriptor(weights_) + index::weight_offset(row, 2 * i + lane / 16, kTileKv),
+                       words);
     }
   }
 
@@ -185,7 +183,7 @@ class Consumer : tile::StepConsumer<kShape> {
     ptx::wgmma_commit_group();
   }
 
-  template <int kStage, int kChunk>
+  template <int kChunk>
   __device__ __forceinline__ void multiply_values() {
     constexpr unsigned kStageStep = kLayout.value_stage_bytes / 16;
     constexpr unsigned kChunkStep = kChunkColumns * kTileKv / 16;
@@ -196,18 +194,17 @@ class Consumer : tile::StepConsumer<kShape> {
     ptx::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kTileKv / 32; ++k) {
-      multiply_step<kStage>(product, k, values + tile::k_major_step<kValueColumns>(k, key::head_dim_v));
+      multiply_step(product, k, values + tile::k_major_step<kValueColumns>(k, key::head_dim_v));
     }
     ptx::wgmma_commit_group();
   }
 
-  template <int kStage, int kCount>
+  template <int kCount>
   __device__ __forceinline__ void multiply_step(float (&product)[kCount], int k, unsigned values) {
     if constexpr (kWeightsInRegisters) {
       ptx::wgmma_k32_rs<tile::kDescriptorHigh<kValueColumns>>(product, &packed_[4 * k], values, k > 0);
     } else {
-      constexpr unsigned kBufferStep = kLayout.weight_buffer_bytes / 16;
-      const unsigned weights = weights_ + kStage * kBufferStep + tile::k_major_step<kValueColumns>(k, 64);
+      const unsigned weights = weights_ + tile::k_major_step<kValueColumns>(k, 64);
       ptx::wgmma_k32_ss<tile::kDescriptorHigh<kValueColumns>>(product, weights, values, k > 0);
     }
   }
@@ -220,7 +217,7 @@ class Consumer : tile::StepConsumer<kShape> {
   }
 
   tile::Float8Control* const float8_control_;
-  const unsigned queries_, keys_, values_, weights_;  // descriptors of slot, stage and buffer 0
+  const unsigned queries_, keys_, values_, weights_;  // descriptors; of slot and stage 0
 
   float output_[key::head_dim_v / 2] = {};
   float product_[kTakesScores ? 1 : kChunkColumns / 2];

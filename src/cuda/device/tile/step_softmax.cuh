@@ -88,15 +88,18 @@ struct StepSoftmax {
     rescale(decay);
   }
 
-  // Scores become weights, and are added to the sum. Their factor is found last: registers are scarce before.
-  template <int kCount>
-  __device__ __forceinline__ void exponentiate(float (&scores)[kCount], float factor, StepScale& scale) {
+  // Scores become weights, and are added to the sum. take(i) gets those of keys 32·i … 32·i + 31 before the next ones
+  // are made: else ptxas would put much of the packing behind all exponentials. Their factor is found last: registers
+  // are scarce before.
+  template <int kCount, class Take>
+  __device__ __forceinline__ void exponentiate(float (&scores)[kCount], float factor, StepScale& scale, Take&& take) {
     float step_sum[2][2] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int r = i >> 1 & 1;
       scores[i] = exp2_approx(fmaf(scores[i], factor, -scale.base[r]));
       step_sum[r][i & 1] += scores[i];
+      if (i % 16 == 15) take(i / 16);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
