@@ -97,6 +97,12 @@ HeldTensor read_query(const DeviceAttention& layer, nb::handle query) {
   return size_bytes(dtype) == 1 ? read_tensor(query, "query", dtype) : read_tensor(query, "query");
 }
 
+// Likewise.
+HeldTensor read_dense(const DeviceAttention& layer, nb::handle tensor, const char* name) {
+  const DType dtype = layer.attention.spec().kv_dtype;
+  return size_bytes(dtype) == 1 ? read_tensor(tensor, name, dtype) : read_tensor(tensor, name);
+}
+
 nb::any make_output(const DeviceAttention& layer, const ArrayArgument& query, const Tensor& query_view,
                     const ArrayArgument& out, const StreamArgument& stream) {
   const LayerSpec& spec = layer.attention.spec();
@@ -125,20 +131,24 @@ nb::any forward_paged(const DeviceAttention& layer, const ArrayArgument& query, 
 
 nb::any forward_dense(const DeviceAttention& layer, const ArrayArgument& query, const ArrayArgument& key,
                       const ArrayArgument& value, const Plan& plan, const ArrayArgument& out, const ArrayArgument& lse,
-                      const ArrayArgument& out_scale, const ArrayArgument& query_scale, const StreamArgument& stream) {
+                      const ArrayArgument& out_scale, const ArrayArgument& query_scale, const ArrayArgument& key_scale,
+                      const ArrayArgument& value_scale, const StreamArgument& stream) {
   const Stream on = read_stream(stream, layer.device);
   const HeldTensor query_tensor = read_query(layer, query);
-  const HeldTensor key_tensor = read_tensor(key, "key");
-  const HeldTensor value_tensor = read_tensor(value, "value");
+  const HeldTensor key_tensor = read_dense(layer, key, "key");
+  const HeldTensor value_tensor = read_dense(layer, value, "value");
   nb::any result = make_output(layer, query, query_tensor.view, out, stream);
   const HeldTensor out_tensor = write_output(layer, result);
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   const HeldTensor scale = output_scale_tensor(out_scale);
   const HeldTensor scale_of_query = read_optional_tensor(query_scale, "query_scale");
+  const HeldTensor scale_of_key = read_optional_tensor(key_scale, "key_scale");
+  const HeldTensor scale_of_value = read_optional_tensor(value_scale, "value_scale");
   {
     nb::gil_scoped_release released;
     layer.attention.forward(query_tensor.view, key_tensor.view, value_tensor.view, plan, out_tensor.view,
-                            lse_tensor.view, on, scale.view, scale_of_query.view);
+                            lse_tensor.view, on, scale.view, scale_of_query.view, scale_of_key.view,
+                            scale_of_value.view);
   }
   return result;
 }
@@ -209,9 +219,13 @@ void bind_attention(nb::module_& module) {
           "Rows without a visible key: out = 0, lse = -inf (the sink, if there is one).")
       .def("forward", &forward_dense, nb::arg("query"), nb::arg("key"), nb::arg("value"), nb::arg("plan"),
            nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(), nb::kw_only(), nb::arg("out_scale") = nb::none(),
-           nb::arg("query_scale") = nb::none(), nb::arg("stream") = nb::none(),
+           nb::arg("query_scale") = nb::none(), nb::arg("key_scale") = nb::none(), nb::arg("value_scale") = nb::none(),
+           nb::arg("stream") = nb::none(),
            "Attention over dense keys and values, for layers without a cache. Returns out.\n\n"
-           "key: kv_dtype [sum of seq_lens, num_kv_heads, head_dim]; value likewise with head_dim_v.");
+           "key: kv_dtype [sum of seq_lens, num_kv_heads, head_dim]; value likewise with head_dim_v; uint8 holds 8-bit "
+           "floats.\n"
+           "key_scale, value_scale: float32, of 8-bit ones: [1], [num_kv_heads], [num_requests, num_kv_heads] or "
+           "[num_keys, num_kv_heads, 1], as the layer's dense_scales says.");
 }
 
 }  // namespace qkv::python

@@ -155,11 +155,15 @@ OutAndLse reference_paged(const LayerSpec& spec, const HeldBatch& batch, const A
 }
 
 OutAndLse reference_dense(const LayerSpec& spec, const HeldBatch& batch, const ArrayArgument& query,
-                          const ArrayArgument& key, const ArrayArgument& value, const ArrayArgument& query_scale) {
+                          const ArrayArgument& key, const ArrayArgument& value, const ArrayArgument& query_scale,
+                          const ArrayArgument& key_scale, const ArrayArgument& value_scale) {
   const HeldTensor scale = read_optional_tensor(query_scale, "query_scale");
-  return to_tuple(reference::attention(spec, batch.batch, read_tensor(query, "query").view,
-                                       read_tensor(key, "key").view, read_tensor(value, "value").view, scale.view),
-                  spec);
+  const HeldTensor scale_of_key = read_optional_tensor(key_scale, "key_scale");
+  const HeldTensor scale_of_value = read_optional_tensor(value_scale, "value_scale");
+  return to_tuple(
+      reference::attention(spec, batch.batch, read_tensor(query, "query").view, read_tensor(key, "key").view,
+                           read_tensor(value, "value").view, scale.view, scale_of_key.view, scale_of_value.view),
+      spec);
 }
 
 }  // namespace
@@ -183,8 +187,8 @@ void bind_ops(nb::module_& module) {
       "out: [>= num_tokens, num_q_heads, head_dim_v]; None makes one of the query's kind, dtype (bf16 for 8-bit "
       "floats) and rows.\n"
       "lse: float32 [num_q_heads, >= num_tokens], written if given (natural log).\n"
-      "key_scale, value_scale: float32, of 8-bit pages: shapes as in KvCache. out_scale, query_scale: as in "
-      "Attention.\n"
+      "key_scale, value_scale: float32, of 8-bit keys and values: shapes as in KvCache and, dense, Attention.forward. "
+      "out_scale, query_scale: as in Attention.\n"
       "stream: as in Attention. On a GPU, query_start_loc, seq_lens, block_table, mask_operands, alibi_slopes and "
       "sinks are host arrays all the same.");
   module.def("merge_states", &merge, nb::arg("states"), nb::arg("out") = nb::none(), nb::arg("lse") = nb::none(),
@@ -228,7 +232,8 @@ void bind_ops(nb::module_& module) {
              "The definition, in float64. Returns (out [num_tokens, num_q_heads, head_dim_v], lse [num_q_heads, "
              "num_tokens]).");
   module.def("reference_attention", &reference_dense, nb::arg("spec"), nb::arg("batch"), nb::arg("query"),
-             nb::arg("key"), nb::arg("value"), nb::arg("query_scale") = nb::none());
+             nb::arg("key"), nb::arg("value"), nb::arg("query_scale") = nb::none(), nb::arg("key_scale") = nb::none(),
+             nb::arg("value_scale") = nb::none());
 }
 
 }  // namespace qkv::python

@@ -246,10 +246,19 @@ void CaseData::make_tokens(const Case& c, Draw& draw) {
   if (layer.cache) return;
   key = OwnedTensor(layer.kv_dtype, {num_shown_keys + c.extra_rows, layer.num_kv_heads, layer.head_dim});
   value = OwnedTensor(layer.kv_dtype, {num_shown_keys + c.extra_rows, layer.num_kv_heads, layer.value_dim()});
-  for (int64_t t = 0; t < num_shown_keys; ++t) {
-    for (int64_t h = 0; h < layer.num_kv_heads; ++h) {
-      for (int64_t d = 0; d < layer.head_dim; ++d) store(key.view(), {t, h, d}, draw.normal());
-      for (int64_t d = 0; d < layer.value_dim(); ++d) store(value.view(), {t, h, d}, draw.normal());
+  for (OwnedTensor* scales : {&key_scale, &value_scale}) *scales = draw_scales(layer.dense_scales, draw);
+  int64_t t = 0;
+  for (size_t r = 0; r < c.requests.size(); ++r) {
+    for (int32_t i = 0; i < tools::num_shown_keys(layer, c.requests[r]); ++i, ++t) {
+      for (int64_t h = 0; h < layer.num_kv_heads; ++h) {
+        const auto fill = [&](const Tensor& rows, OwnedTensor& scales, int64_t dim) {
+          if (layer.dense_scales == CacheScales::per_token_head) store(scales.view(), {t, h, 0}, draw_scale(draw));
+          const float scale = scale_of(scales, static_cast<int64_t>(r), t, 0, h);
+          for (int64_t d = 0; d < dim; ++d) store(rows, {t, h, d}, draw.normal() / scale);
+        };
+        fill(key.view(), key_scale, layer.head_dim);
+        fill(value.view(), value_scale, layer.value_dim());
+      }
     }
   }
 }
@@ -436,6 +445,10 @@ OwnedTensor CaseData::draw_scales(CacheScales granularity, Draw& draw) const {
       }
       break;
     case CacheScales::per_token_head: {
+      if (!case_.layer.cache) {
+        const int64_t rows = key.view().shape[0];
+        return OwnedTensor(DType::f32, {rows, num_heads, 1}, {1, rows + 3, 5}, (rows + 3) * num_heads);
+      }
       const int64_t page_size = case_.layer.cache->page_size;
       const int64_t num_pages = key_cache.shape[0];
       scales = OwnedTensor(DType::f32, {num_pages, page_size, num_heads}, {page_size * num_heads, 1, page_size},
@@ -447,8 +460,9 @@ OwnedTensor CaseData::draw_scales(CacheScales granularity, Draw& draw) const {
 }
 
 float CaseData::scale_of(const OwnedTensor& scales, int64_t request, int64_t page, int64_t offset, int64_t head) const {
-  if (case_.layer.cache->scales == CacheScales::per_token_head) return load(scales.view(), {page, offset, head});
-  return load_scale(case_.layer.cache->scales, scales, request, head);
+  const CacheScales granularity = case_.layer.kv_scales();
+  if (granularity != CacheScales::per_token_head) return load_scale(granularity, scales, request, head);
+  return case_.layer.cache ? load(scales.view(), {page, offset, head}) : load(scales.view(), {page, head, 0});
 }
 
 KvCache CaseData::cache() { return {key_cache, value_cache, key_scale.view(), value_scale.view()}; }

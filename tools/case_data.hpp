@@ -87,7 +87,8 @@ struct CaseData {
 
   Batch batch() const;
   KvCache cache();  // of layers with a cache
-  // What the elements of a row of the cache are multiplied by; `scales` is key_scale or value_scale.
+  // What the elements of a row of the cache are multiplied by; `scales` is key_scale or value_scale. Dense: of row
+  // `page`.
   float scale_of(const OwnedTensor& scales, int64_t request, int64_t page, int64_t offset, int64_t head) const;
   // The out_scale of a call with so many rows and heads: the one that is given, or memory at odd strides for those that
   // are chosen; nothing where outputs are not of 8 bits.
@@ -101,7 +102,7 @@ struct CaseData {
   OwnedTensor key, value;              // dense keys, or the new tokens for update_cache
   OwnedTensor key_pages, value_pages;  // the cache; interleaved ones live in key_pages
   Tensor key_cache, value_cache;       // views of it
-  OwnedTensor key_scale, value_scale;  // of 8-bit caches
+  OwnedTensor key_scale, value_scale;  // of 8-bit keys and values
   OwnedTensor out_scale;               // of outputs of 8-bit floats; chosen ones of all rows
   OwnedTensor query_scale;             // of queries of 8-bit floats
   std::vector<int32_t> query_start_loc, seq_lens, block_table;

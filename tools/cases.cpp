@@ -160,9 +160,9 @@ void draw_layer(Draw& draw, bool small, Case& c) {
     for (int32_t h = 0; h < layer.num_q_heads; ++h) layer.sinks.push_back(2 * draw.normal());
     if (draw.one_in(4)) layer.sinks[0] = -INFINITY;
   }
-  if (layer.cache && draw.one_in(3)) {
+  if (draw.one_in(3)) {
     layer.kv_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e5m2, DType::i8});
-    layer.cache->scales = draw.pick<CacheScales>(
+    (layer.cache ? layer.cache->scales : layer.dense_scales) = draw.pick<CacheScales>(
         {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head});
   }
   if (draw.one_in(8)) layer.output_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e5m2});

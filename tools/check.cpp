@@ -192,7 +192,7 @@ class CaseRun {
     const reference::Result expected =
         layer_.cache ? reference::attention(layer_, batch, data_.query.view(), data_.cache(), data_.query_scale.view())
                      : reference::attention(layer_, batch, data_.query.view(), data_.key.view(), data_.value.view(),
-                                            data_.query_scale.view());
+                                            data_.query_scale.view(), data_.key_scale.view(), data_.value_scale.view());
     if (std::string wrong = compare(outputs, expected); !wrong.empty()) return wrong;
     return compare_each_request_alone(outputs);
   }
@@ -212,19 +212,20 @@ class CaseRun {
     if (alone.request && query_scale.rank == 2) {
       query_scale = query_scale.slice(0, *alone.request, *alone.request + 1);
     }
+    KvCache own = layer_.cache ? cache() : KvCache{key_.view(), value_.view(), key_scale_.view(), value_scale_.view()};
+    if (alone.request && layer_.kv_scales() == CacheScales::per_request_head) {
+      for (Tensor* of : {&own.key_scale, &own.value_scale}) *of = of->slice(0, *alone.request, *alone.request + 1);
+    }
     if (layer_.cache) {
-      KvCache own = cache();
-      if (alone.request && layer_.cache->scales == CacheScales::per_request_head) {
-        own.key_scale = own.key_scale.slice(0, *alone.request, *alone.request + 1);
-        own.value_scale = own.value_scale.slice(0, *alone.request, *alone.request + 1);
-      }
       attention_.forward(query, own, plan, out.view(), lse.view(), {}, scale.view(), query_scale);
     } else {
-      const Tensor key = key_.view();
-      const Tensor value = value_.view();
-      attention_.forward(query, key.slice(0, alone.first_row, key.shape[0]),
-                         value.slice(0, alone.first_row, value.shape[0]), plan, out.view(), lse.view(), {},
-                         scale.view(), query_scale);
+      const auto from_first = [&](Tensor& rows) { rows = rows.slice(0, alone.first_row, rows.shape[0]); };
+      for (Tensor* rows : {&own.key, &own.value}) from_first(*rows);
+      if (layer_.dense_scales == CacheScales::per_token_head) {
+        for (Tensor* rows : {&own.key_scale, &own.value_scale}) from_first(*rows);
+      }
+      attention_.forward(query, own.key, own.value, plan, out.view(), lse.view(), {}, scale.view(), query_scale,
+                         own.key_scale, own.value_scale);
     }
     out.fetch();
     scale.fetch();

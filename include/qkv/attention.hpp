@@ -72,10 +72,11 @@ class QKV_EXPORT Attention {
                Stream stream = {}, const Tensor& out_scale = {}, const Tensor& query_scale = {}) const;
 
   // For layers without a cache: key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v; with a
-  // shard or a key_run, the rows of the keys that the layer is shown.
+  // shard or a key_run, the rows of the keys that the layer is shown. key_scale, value_scale: of 8-bit ones and no
+  // others, as in KvCache, of the shape that LayerSpec::dense_scales says.
   void forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
-               const Tensor& lse = {}, Stream stream = {}, const Tensor& out_scale = {},
-               const Tensor& query_scale = {}) const;
+               const Tensor& lse = {}, Stream stream = {}, const Tensor& out_scale = {}, const Tensor& query_scale = {},
+               const Tensor& key_scale = {}, const Tensor& value_scale = {}) const;
 
  private:
   struct Impl;

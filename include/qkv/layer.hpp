@@ -22,14 +22,16 @@ enum class AttentionType : uint8_t {
 
 QKV_EXPORT std::string_view to_string(AttentionType type);
 
-// What has a scale of its own in a cache of 8-bit elements, key and value apart: x is stored as x / scale and read as
-// stored · scale. The scales are tensors in KvCache, of the shapes below.
+// What has a scale of its own in 8-bit keys and values, key and value apart: x is stored as x / scale and read as
+// stored · scale. The scales are tensors in KvCache, or beside dense keys and values, of the shapes below.
 enum class CacheScales : uint8_t {
-  none,              // caches of 16- and 32-bit floats
+  none,              // keys and values of 16- and 32-bit floats
   per_tensor,        // [1]
   per_head,          // [num_kv_heads]
   per_request_head,  // [num_requests, num_kv_heads]
-  per_token_head,    // [num_pages, page_size, num_kv_heads], beside the pages: update_cache chooses and writes them
+  // [num_pages, page_size, num_kv_heads], beside the pages: update_cache chooses and writes them; dense:
+  // [num_keys, num_kv_heads, 1]
+  per_token_head,
 };
 
 QKV_EXPORT std::string_view to_string(CacheScales scales);
@@ -57,13 +59,14 @@ struct LayerSpec {
   int32_t head_dim_v = 0;    // of value and output, 8 … 512; 0 = head_dim
 
   DType query_dtype = DType::f32;  // of 8-bit floats: forward takes a query_scale
-  DType kv_dtype = DType::f32;     // of the cache, which may be 8-bit, or of dense keys and values
+  DType kv_dtype = DType::f32;     // of the cache, or of dense keys and values; may be 8-bit
   std::optional<DType> output_dtype =
       {};  // not given: query_dtype, or bf16 if that is 8-bit. 8-bit floats: forward takes an out_scale
   OutputScales output_scales = OutputScales::per_tensor;  // of outputs of 8-bit floats
 
   AttentionType type = AttentionType::decoder;
-  std::optional<CacheSpec> cache = {};  // not given: keys and values are dense tensors
+  std::optional<CacheSpec> cache = {};           // not given: keys and values are dense tensors
+  CacheScales dense_scales = CacheScales::none;  // of 8-bit keys and values that are dense
 
   // The whole mask, windows included (mask.hpp). Not given: the type's default.
   std::optional<Mask> mask = {};
@@ -81,6 +84,7 @@ struct LayerSpec {
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   int32_t value_dim() const { return head_dim_v != 0 ? head_dim_v : head_dim; }
+  CacheScales kv_scales() const { return cache ? cache->scales : dense_scales; }
   QKV_EXPORT DType out_dtype() const;
   QKV_EXPORT float effective_scale() const;
   QKV_EXPORT Mask effective_mask() const;

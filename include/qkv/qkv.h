@@ -84,14 +84,14 @@ typedef void* qkv_stream;
 typedef int32_t qkv_attention_type;
 enum { QKV_DECODER = 0, QKV_ENCODER_ONLY = 1, QKV_ENCODER = 2, QKV_ENCODER_DECODER = 3 };
 
-// What has a scale of its own in a cache of 8-bit elements.
+// What has a scale of its own in 8-bit keys and values.
 typedef int32_t qkv_cache_scales;
 enum {
-  QKV_SCALES_NONE = 0,              // caches of 16- and 32-bit floats
+  QKV_SCALES_NONE = 0,              // of 16- and 32-bit floats
   QKV_SCALES_PER_TENSOR = 1,        // [1]
   QKV_SCALES_PER_HEAD = 2,          // [num_kv_heads]
   QKV_SCALES_PER_REQUEST_HEAD = 3,  // [num_requests, num_kv_heads]
-  QKV_SCALES_PER_TOKEN_HEAD = 4     // [num_pages, page_size, num_kv_heads]
+  QKV_SCALES_PER_TOKEN_HEAD = 4     // [num_pages, page_size, num_kv_heads]; dense: [num_keys, num_kv_heads, 1]
 };
 
 // What has a scale of its own in an output of 8-bit floats.
@@ -126,7 +126,7 @@ typedef struct qkv_layer_spec {
   qkv_attention_type type;
   int32_t has_cache;              // 0: keys and values are dense tensors
   int32_t page_size;              // of the cache
-  qkv_cache_scales cache_scales;  // of the cache, if it is 8-bit
+  qkv_cache_scales cache_scales;  // of the cache, or of dense keys and values, if they are 8-bit
   const char* mask;   // text as parse_mask in mask.hpp reads it: "causal & window(127, 0)". NULL: the type's default
   int32_t has_scale;  // 0: 1 / sqrt(head_dim)
   float scale;
@@ -291,11 +291,13 @@ QKV_EXPORT qkv_status qkv_attention_forward(const qkv_attention* attention, cons
                                             const qkv_kv_cache* cache, const qkv_plan* plan, const qkv_tensor* out,
                                             const qkv_tensor* lse, const qkv_tensor* out_scale,
                                             const qkv_tensor* query_scale, qkv_stream stream);
-// Layers without one. key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v.
+// Layers without one. key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v; key_scale and
+// value_scale f32 of the shape of the layer's cache_scales for 8-bit ones, else NULL.
 QKV_EXPORT qkv_status qkv_attention_forward_dense(const qkv_attention* attention, const qkv_tensor* query,
                                                   const qkv_tensor* key, const qkv_tensor* value, const qkv_plan* plan,
                                                   const qkv_tensor* out, const qkv_tensor* lse,
                                                   const qkv_tensor* out_scale, const qkv_tensor* query_scale,
+                                                  const qkv_tensor* key_scale, const qkv_tensor* value_scale,
                                                   qkv_stream stream);
 
 // --- single calls ---------------------------------------------------------------------------------------------------
@@ -320,7 +322,7 @@ typedef struct qkv_varlen_arguments {
   qkv_tensor out;
   qkv_tensor lse;
   qkv_stream stream;
-  qkv_tensor key_scale;  // of 8-bit pages: f32, its shape says what has a scale of its own
+  qkv_tensor key_scale;  // of 8-bit keys: f32, its shape says what has a scale of its own
   qkv_tensor value_scale;
   qkv_tensor out_scale;    // f32, with an out of 8-bit floats: its shape as in qkv_output_scales
   qkv_tensor query_scale;  // f32, with a query of 8-bit floats: its shape as in qkv_attention_forward

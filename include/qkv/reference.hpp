@@ -15,12 +15,13 @@ struct Result {
   std::vector<double> lse;  // [num_q_heads, num_tokens]
 };
 
-// Reads only what the batch owns. Dense layers pass the keys and values as in Attention::forward, queries of 8-bit
-// floats their query_scale.
+// Reads only what the batch owns. Dense layers pass the keys and values, and the scales of 8-bit ones, as in
+// Attention::forward, queries of 8-bit floats their query_scale.
 QKV_EXPORT Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache,
                             const Tensor& query_scale = {});
 QKV_EXPORT Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const Tensor& key,
-                            const Tensor& value, const Tensor& query_scale = {});
+                            const Tensor& value, const Tensor& query_scale = {}, const Tensor& key_scale = {},
+                            const Tensor& value_scale = {});
 
 struct StateValues {
   int64_t num_heads = 1;

@@ -73,7 +73,7 @@ void Attention::update_cache(const Tensor& key, const Tensor& value, const KvCac
   }
   if (!data.has_slot_mapping) refuse("slot_mapping", "nothing", "a Batch with slot_mapping, for update_cache");
   api::check_cache(impl_->spec, impl_->device, cache, data.highest_page());
-  api::check_cache_scales(impl_->spec, impl_->device, cache, data.rows_of_requests());
+  api::check_scales(impl_->spec, impl_->device, cache, data.rows_of_requests());
   api::check_cache_slots(impl_->spec, cache, data.highest_slot());
   api::check_new_tokens(impl_->device, key, value, cache, data.rows_of_slots());
   impl_->engine->update_cache(key, value, cache, data, stream);
@@ -86,20 +86,22 @@ void Attention::forward(const Tensor& query, const KvCache& cache, const Plan& p
     refuse("cache", cache.key.describe(), "key and value: the layer has no cache", ErrorCode::mismatch);
   }
   api::check_cache(impl_->spec, impl_->device, cache, plan.data().highest_page());
-  api::check_cache_scales(impl_->spec, impl_->device, cache, plan.data().rows_of_requests());
+  api::check_scales(impl_->spec, impl_->device, cache, plan.data().rows_of_requests());
   impl_->run({impl_->spec, plan.data(), query, cache.key, cache.value, out, lse, stream, cache.key_scale,
               cache.value_scale, out_scale, query_scale});
 }
 
 void Attention::forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan,
                         const Tensor& out, const Tensor& lse, Stream stream, const Tensor& out_scale,
-                        const Tensor& query_scale) const {
+                        const Tensor& query_scale, const Tensor& key_scale, const Tensor& value_scale) const {
   api::check_plan_fits(impl_->spec, impl_->mask_hash, plan.data());
   if (impl_->spec.cache) {
     refuse("key", key.describe(), "a KvCache: the layer has a cache of pages", ErrorCode::mismatch);
   }
   api::check_dense_keys(impl_->spec, impl_->device, key, value, plan.data().rows_of_keys());
-  impl_->run({impl_->spec, plan.data(), query, key, value, out, lse, stream, {}, {}, out_scale, query_scale});
+  api::check_scales(impl_->spec, impl_->device, {key, value, key_scale, value_scale}, plan.data().rows_of_requests());
+  impl_->run(
+      {impl_->spec, plan.data(), query, key, value, out, lse, stream, key_scale, value_scale, out_scale, query_scale});
 }
 
 }  // namespace qkv

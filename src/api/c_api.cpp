@@ -322,12 +322,14 @@ qkv_status qkv_attention_forward(const qkv_attention* attention, const qkv_tenso
 qkv_status qkv_attention_forward_dense(const qkv_attention* attention, const qkv_tensor* query, const qkv_tensor* key,
                                        const qkv_tensor* value, const qkv_plan* plan, const qkv_tensor* out,
                                        const qkv_tensor* lse, const qkv_tensor* out_scale,
-                                       const qkv_tensor* query_scale, qkv_stream stream) {
+                                       const qkv_tensor* query_scale, const qkv_tensor* key_scale,
+                                       const qkv_tensor* value_scale, qkv_stream stream) {
   return guarded([&] {
     required(attention, "attention")
         .attention.forward(from_c(query, "query"), from_c(key, "key"), from_c(value, "value"),
                            required(plan, "plan").plan, from_c(out, "out"), from_c(lse, "lse"), {stream},
-                           from_c(out_scale, "out_scale"), from_c(query_scale, "query_scale"));
+                           from_c(out_scale, "out_scale"), from_c(query_scale, "query_scale"),
+                           from_c(key_scale, "key_scale"), from_c(value_scale, "value_scale"));
   });
 }
 

@@ -136,8 +136,8 @@ LayerSpec from_c(const qkv_layer_spec* spec) {
   const auto scales = enum_from_c(given.cache_scales, CacheScales::per_token_head, "cache_scales");
   if (is_set(given.has_cache)) {
     layer.cache = CacheSpec{given.page_size, scales};
-  } else if (scales != CacheScales::none) {
-    refuse("cache_scales", to_string(scales), "none without has_cache", ErrorCode::mismatch);
+  } else {
+    layer.dense_scales = scales;
   }
   if (given.mask != nullptr) layer.mask = mask_from_c(given.mask);
   if (is_set(given.has_scale)) layer.scale = given.scale;

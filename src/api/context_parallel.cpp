@@ -222,7 +222,7 @@ void ContextParallel::Impl::check_forward(const Tensor& query, const Tensor& key
   api::check_out(new_tokens.spec(), device, out, lse, num_rows);
   api::check_out_scale(spec.layer.output_scales, out, out_scale, num_rows);
   api::check_cache(context.spec(), device, cache, plan.context.data().highest_page());
-  api::check_cache_scales(context.spec(), device, cache, plan.context.data().rows_of_requests());
+  api::check_scales(context.spec(), device, cache, plan.context.data().rows_of_requests());
   api::check_workspace(workspace, device, plan.workspace_bytes);
 }
 

@@ -26,9 +26,9 @@ std::vector<float> read_per_head(const Tensor& tensor, const char* name) {
 }
 
 // What the scales of a single call belong to, by their shape.
-CacheScales scales_of(const Tensor& pages, const Tensor& scale, const char* name) {
-  if (!is_8bit(pages.dtype)) return CacheScales::none;
-  check_given(scale, name, "f32, since the pages are 8-bit");
+CacheScales scales_of(const Tensor& keys, const Tensor& scale, const char* name) {
+  if (!is_8bit(keys.dtype)) return CacheScales::none;
+  check_given(scale, name, "f32, since keys and values are 8-bit");
   if (scale.rank == 1) return scale.shape[0] == 1 ? CacheScales::per_tensor : CacheScales::per_head;
   if (scale.rank == 2) return CacheScales::per_request_head;
   return CacheScales::per_token_head;
@@ -54,14 +54,11 @@ LayerSpec layer_of(const VarlenArguments& arguments) {
   layer.kv_dtype = arguments.key.dtype;
   layer.output_dtype = arguments.out.dtype;
   layer.output_scales = output_scales(arguments.out_scale);
+  const CacheScales scales = scales_of(arguments.key, arguments.key_scale, "key_scale");
   if (paged) {
-    layer.cache = CacheSpec{static_cast<int32_t>(arguments.key.shape[1]),
-                            scales_of(arguments.key, arguments.key_scale, "key_scale")};
+    layer.cache = CacheSpec{static_cast<int32_t>(arguments.key.shape[1]), scales};
   } else {
-    for (const auto& [scale, name] :
-         {std::pair{&arguments.key_scale, "key_scale"}, {&arguments.value_scale, "value_scale"}}) {
-      if (scale->is_given()) refuse(name, scale->describe(), "none with dense keys", ErrorCode::mismatch);
-    }
+    layer.dense_scales = scales;
   }
   layer.mask = arguments.mask;
   layer.scale = arguments.scale;
@@ -116,7 +113,8 @@ void varlen_attention(const VarlenArguments& arguments) {
                       arguments.query_scale);
   } else {
     attention.forward(arguments.query, arguments.key, arguments.value, plan, arguments.out, arguments.lse,
-                      arguments.stream, arguments.out_scale, arguments.query_scale);
+                      arguments.stream, arguments.out_scale, arguments.query_scale, arguments.key_scale,
+                      arguments.value_scale);
   }
 }
 
@@ -169,7 +167,7 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, c
   layer.cache = CacheSpec{static_cast<int32_t>(cache.key.shape[1]), scales};
   const Device device = cache.key.device;
   api::check_cache(layer, device, cache, -1);
-  api::check_cache_scales(layer, device, cache, 0);
+  api::check_scales(layer, device, cache, 0);
   api::check_cache_slots(layer, cache, plan::check_slots(slots));
   api::check_new_tokens(device, key, value, cache, static_cast<int64_t>(slots.size()));
   api::engine_of(device).cache_write(key, value, cache, scales, slots, stream);

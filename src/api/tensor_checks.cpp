@@ -37,10 +37,11 @@ void check_absent_scale(const Tensor& scale, const char* name, DType dtype) {
          ErrorCode::mismatch);
 }
 
-void check_scale_shape(const Tensor& scale, const char* name, CacheScales granularity, const KvCache& cache,
+// `key`: pages, or dense keys.
+void check_scale_shape(const Tensor& scale, const char* name, const LayerSpec& layer, const Tensor& key,
                        int32_t num_requests) {
-  const int64_t num_kv_heads = cache.key.shape[2];
-  switch (granularity) {
+  const int64_t num_kv_heads = layer.num_kv_heads;
+  switch (layer.kv_scales()) {
     case CacheScales::none:
       break;
     case CacheScales::per_tensor:
@@ -57,9 +58,16 @@ void check_scale_shape(const Tensor& scale, const char* name, CacheScales granul
       check_extent(scale, name, 1, num_kv_heads, "num_kv_heads");
       break;
     case CacheScales::per_token_head:
+      if (!layer.cache) {
+        check_rank(scale, name, 3, "[num_keys, num_kv_heads, 1], per_token_head");
+        check_extent(scale, name, 0, key.shape[0], "the key's rows");
+        check_extent(scale, name, 1, num_kv_heads, "num_kv_heads");
+        check_extent(scale, name, 2, 1, "one scale");
+        break;
+      }
       check_rank(scale, name, 3, "[num_pages, page_size, num_kv_heads], per_token_head");
-      check_extent(scale, name, 0, cache.key.shape[0], "the key's num_pages");
-      check_extent(scale, name, 1, cache.key.shape[1], "page_size");
+      check_extent(scale, name, 0, key.shape[0], "the key's num_pages");
+      check_extent(scale, name, 1, key.shape[1], "page_size");
       check_extent(scale, name, 2, num_kv_heads, "num_kv_heads");
       break;
   }
@@ -128,19 +136,20 @@ void check_cache(const LayerSpec& layer, Device device, const KvCache& cache, in
   }
 }
 
-void check_cache_scales(const LayerSpec& layer, Device device, const KvCache& cache, int32_t num_requests) {
-  const CacheScales granularity = layer.cache->scales;
+void check_scales(const LayerSpec& layer, Device device, const KvCache& keys, int32_t num_requests) {
+  const std::string prefix = layer.cache ? "cache." : "";
   for (const auto& [scale, name] :
-       {std::pair{&cache.key_scale, "cache.key_scale"}, {&cache.value_scale, "cache.value_scale"}}) {
-    if (granularity == CacheScales::none) {
-      check_absent_scale(*scale, name, layer.kv_dtype);
+       {std::pair{&keys.key_scale, prefix + "key_scale"}, {&keys.value_scale, prefix + "value_scale"}}) {
+    if (layer.kv_scales() == CacheScales::none) {
+      check_absent_scale(*scale, name.c_str(), layer.kv_dtype);
       continue;
     }
-    check_scale_shape(*scale, name, granularity, cache, num_requests);
-    check_dtype(*scale, name, DType::f32);
-    check_device(*scale, name, device);
-    // Those of tokens are written beside the tokens, and those of free slots may be anything.
-    if (granularity != CacheScales::per_token_head && device.kind == DeviceKind::cpu) check_scale_values(*scale, name);
+    check_scale_shape(*scale, name.c_str(), layer, keys.key, num_requests);
+    check_dtype(*scale, name.c_str(), DType::f32);
+    check_device(*scale, name.c_str(), device);
+    // Those of tokens may be anything where nobody reads the token.
+    const bool is_read_whole = layer.kv_scales() != CacheScales::per_token_head;
+    if (is_read_whole && device.kind == DeviceKind::cpu) check_scale_values(*scale, name.c_str());
   }
 }
 
@@ -328,9 +337,7 @@ void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::Pla
   }
   const LayerSpec& made_for = plan.layer;
   const auto page_size = [](const LayerSpec& spec) { return spec.cache ? spec.cache->page_size : 0; };
-  const auto scales = [](const LayerSpec& spec) {
-    return to_string(spec.cache ? spec.cache->scales : CacheScales::none);
-  };
+  const auto scales = [](const LayerSpec& spec) { return to_string(spec.kv_scales()); };
   check_same("num_q_heads", made_for.num_q_heads, layer.num_q_heads);
   check_same("num_kv_heads", made_for.num_kv_heads, layer.num_kv_heads);
   check_same("head_dim", made_for.head_dim, layer.head_dim);
@@ -341,7 +348,7 @@ void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::Pla
   check_same("output_scales", to_string(made_for.output_scales), to_string(layer.output_scales));
   check_same("type", to_string(made_for.type), to_string(layer.type));
   check_same("cache.page_size", page_size(made_for), page_size(layer));
-  check_same("cache.scales", scales(made_for), scales(layer));
+  check_same(layer.cache ? "cache.scales" : "dense_scales", scales(made_for), scales(layer));
   check_same("key_run", to_string(made_for.key_run), to_string(layer.key_run));
   check_same("shard.rank", made_for.shard.rank, layer.shard.rank);
   check_same("shard.num_ranks", made_for.shard.num_ranks, layer.shard.num_ranks);

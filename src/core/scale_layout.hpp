@@ -1,4 +1,5 @@
-// Scales of a cache or of queries, of any granularity, as one address: what an axis does not tell apart has stride 0.
+// Scales of keys and values or of queries, of any granularity, as one address: what an axis does not tell apart has
+// stride 0.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@ struct ScaleLayout {
   }
 };
 
-// Of a tensor of the shape that the granularity asks for.
+// Of a cache or of queries, by a tensor of the shape that the granularity asks for.
 inline ScaleLayout scale_layout(CacheScales granularity, const Tensor& scale) {
   ScaleLayout layout;
   layout.data = static_cast<float*>(scale.data);
@@ -40,6 +41,17 @@ inline ScaleLayout scale_layout(CacheScales granularity, const Tensor& scale) {
       layout.token_stride = scale.stride[1];
       layout.head_stride = scale.stride[2];
       break;
+  }
+  return layout;
+}
+
+// Of a layer's keys or values. Dense ones are one page, which holds those of all requests.
+inline ScaleLayout scale_layout(const LayerSpec& layer, const Tensor& scale) {
+  ScaleLayout layout = scale_layout(layer.kv_scales(), scale);
+  if (!layer.cache && layer.dense_scales == CacheScales::per_token_head) {
+    layout.page_stride = 0;
+    layout.token_stride = scale.stride[0];
+    layout.head_stride = scale.stride[1];
   }
   return layout;
 }

@@ -115,22 +115,24 @@ class Forward {
       source.value_page_stride = stride_bytes(value, 0);
       source.key_token_stride = stride_bytes(key, 1);
       source.value_token_stride = stride_bytes(value, 1);
-      source.key_scale = token_scales(call_.key_scale, item);
-      source.value_scale = token_scales(call_.value_scale, item);
+      source.key_scale = token_scales(call_.key_scale, item, 0);
+      source.value_scale = token_scales(call_.value_scale, item, 0);
     } else {
       const int64_t first = plan_.page_start[item.request];
       source.key = at(key, first * key.stride[0] + item.kv_head * key.stride[1]);
       source.value = at(value, first * value.stride[0] + item.kv_head * value.stride[1]);
       source.key_token_stride = stride_bytes(key, 0);
       source.value_token_stride = stride_bytes(value, 0);
+      source.key_scale = token_scales(call_.key_scale, item, first);
+      source.value_scale = token_scales(call_.value_scale, item, first);
     }
     return source;
   }
 
-  TokenScales token_scales(const Tensor& scale, const plan::WorkItem& item) const {
+  TokenScales token_scales(const Tensor& scale, const plan::WorkItem& item, int64_t first_token) const {
     if (!scale.is_given()) return {};
-    const ScaleLayout layout = scale_layout(call_.layer.cache->scales, scale);
-    return {layout.at(item.request, 0, 0, item.kv_head), layout.page_stride, layout.token_stride};
+    const ScaleLayout layout = scale_layout(call_.layer, scale);
+    return {layout.at(item.request, 0, first_token, item.kv_head), layout.page_stride, layout.token_stride};
   }
 
   const float* alibi_slopes(int32_t request, int32_t head) const {

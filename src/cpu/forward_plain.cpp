@@ -31,10 +31,7 @@ const std::byte* token_row(const KeyValueSource& kv, bool of_value, int64_t posi
 }
 
 double token_scale(const KeyValueSource& kv, bool of_value, int64_t position) {
-  if (!is_8bit(kv.dtype)) return 1;
-  const TokenScales& scales = of_value ? kv.value_scale : kv.key_scale;
-  return scales
-      .data[kv.pages[position / kv.page_size] * scales.page_stride + position % kv.page_size * scales.token_stride];
+  return is_8bit(kv.dtype) ? kv.scale_of(of_value ? kv.value_scale : kv.key_scale, position) : 1;
 }
 
 double score(const ForwardTask& task, const TaskToken& token, int32_t head, int32_t position) {

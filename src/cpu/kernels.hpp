@@ -48,7 +48,13 @@ struct KeyValueSource {
   int64_t value_token_stride = 0;
   int64_t key_page_stride = 0;
   int64_t value_page_stride = 0;
-  TokenScales key_scale, value_scale;  // of 8-bit pages
+  TokenScales key_scale, value_scale;  // of 8-bit elements
+
+  // What the elements of the key (or value) at a position are multiplied by.
+  float scale_of(const TokenScales& scales, int32_t position) const {
+    if (pages == nullptr) return scales.data[position * scales.token_stride];
+    return scales.data[pages[position / page_size] * scales.page_stride + position % page_size * scales.token_stride];
+  }
 };
 
 // A new token of an item: its heads of the group are rows. Tokens of one item may belong to several requests.

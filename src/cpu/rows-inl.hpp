@@ -39,10 +39,7 @@ inline void find_rows(const KeyValueSource& kv, bool of_value, int32_t begin, in
 inline void find_scales(const KeyValueSource& kv, bool of_value, int32_t begin, int32_t end, int32_t capacity,
                         float* scales) {
   const TokenScales& source = of_value ? kv.value_scale : kv.key_scale;
-  for (int32_t position = begin; position < end; ++position) {
-    *scales++ = source.data[kv.pages[position / kv.page_size] * source.page_stride +
-                            position % kv.page_size * source.token_stride];
-  }
+  for (int32_t position = begin; position < end; ++position) *scales++ = kv.scale_of(source, position);
   for (int32_t i = end - begin; i < capacity; ++i) *scales++ = 1;
 }
 

@@ -63,8 +63,7 @@ OutputScaleLayout layout_of_output_scale(const Tensor& out_scale) {
   return layout;
 }
 
-KeyValueScales scales_of(CacheScales granularity, const Tensor& scale) {
-  const ScaleLayout layout = scale_layout(granularity, scale);
+KeyValueScales scales_at(const ScaleLayout& layout) {
   return {layout.data, layout.request_stride, layout.page_stride, layout.token_stride, layout.head_stride};
 }
 
@@ -88,8 +87,8 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
   params.num_kv_heads = static_cast<int>(cache.key.shape[2]);
   params.page_size = static_cast<int>(cache.key.shape[1]);
   if (scales != CacheScales::none) {
-    params.scales[0] = scales_of(scales, cache.key_scale);
-    params.scales[1] = scales_of(scales, cache.value_scale);
+    params.scales[0] = scales_at(scale_layout(scales, cache.key_scale));
+    params.scales[1] = scales_at(scale_layout(scales, cache.value_scale));
     params.slot_requests = slots.requests;
     params.token_scales = scales == CacheScales::per_token_head ? 1 : 0;
     const int widest = std::max(params.sides[0].head_dim, params.sides[1].head_dim);
@@ -287,11 +286,11 @@ class CudaLayer final : public plan::LayerEngine {
     if (!layer.alibi_per_request) params.alibi_slopes = alibi_slopes_;
     params.sinks = sinks_;
     if (call.key_scale.is_given()) {
-      params.key_scale = scales_of(layer.cache->scales, call.key_scale);
-      params.value_scale = scales_of(layer.cache->scales, call.value_scale);
+      params.key_scale = scales_at(scale_layout(layer, call.key_scale));
+      params.value_scale = scales_at(scale_layout(layer, call.value_scale));
     }
     if (call.query_scale.is_given()) {
-      params.query_scale = scales_of(query_scales(call.query_scale), call.query_scale);
+      params.query_scale = scales_at(scale_layout(query_scales(call.query_scale), call.query_scale));
     }
     params.out_scale = layout_of_output_scale(call.out_scale);
     params.out = call.out.data;

@@ -76,13 +76,13 @@ bool ForwardSm90ManyRows::supports(const LayerSpec& layer, const DeviceFacts& fa
     const bool has_range = layer.query_dtype == DType::bf16 || !has_token_scales(layer);
     const bool alibi = layer.alibi_per_request || !layer.alibi_slopes.empty();
     const bool is_uneven = layer.shard.num_ranks > 1 && layer.shard.interleave_size > 1;
-    return stores && has_range && !(alibi && is_uneven) && layer.cache &&
+    return stores && has_range && !(alibi && is_uneven) &&
            index::many_rows_widening_supports(layer.head_dim, layer.value_dim(), page_size);
   }
   // Nor beside 256 columns.
   if (layer.output_scales == OutputScales::per_token_group && layer.value_dim() > 128) return false;
-  return layer.query_dtype == DType::f8e4m3 && layer.kv_dtype == DType::f8e4m3 && layer.cache &&
-         !has_token_scales(layer) && index::many_rows_f8_supports(layer.head_dim, layer.value_dim(), page_size);
+  return layer.query_dtype == DType::f8e4m3 && layer.kv_dtype == DType::f8e4m3 && !has_token_scales(layer) &&
+         index::many_rows_f8_supports(layer.head_dim, layer.value_dim(), page_size);
 }
 
 ForwardKey ForwardSm90ManyRows::key(const LayerSpec& layer, const DeviceFacts& facts) {

@@ -15,8 +15,8 @@ namespace qkv::cuda {
 inline constexpr const char* kManyRowsNeeds =
     "sm_90a, head sizes 64, 96, 128, 256 or 192/128, and dense keys or pages of a multiple of 16 tokens; with 8-bit "
     "outputs of 16-bit layers, head sizes other than 96 and output scales per_tensor; with 16-bit queries on "
-    "8-bit caches, head sizes 64 or 128, bf16 where scales are per token, and no ALiBi over uneven shards; with 8-bit "
-    "queries, head sizes 64, 128 or 256 (with output scales of groups 64 or 128), caches of f8e4m3 as they are, and "
+    "8-bit keys, head sizes 64 or 128, bf16 where scales are per token, and no ALiBi over uneven shards; with 8-bit "
+    "queries, head sizes 64, 128 or 256 (with output scales of groups 64 or 128), keys of f8e4m3 as they are, and "
     "scales not per token";
 
 class ForwardSm90ManyRows {

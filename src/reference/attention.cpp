@@ -70,7 +70,8 @@ struct KeyLocator {
 
   double scale(const Tensor& scales, int32_t position, int64_t kv_head) const {
     if (!scales.is_given()) return 1;
-    const ScaleLayout layout = scale_layout(spec.cache->scales, scales);
+    const ScaleLayout layout = scale_layout(spec, scales);
+    if (!spec.cache) return *layout.at(request, 0, first_dense_key + local(position), kv_head);
     return *layout.at(request, page(position), local(position) % spec.cache->page_size, kv_head);
   }
 
@@ -190,8 +191,8 @@ class Reference {
 }  // namespace
 
 Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const Tensor& key, const Tensor& value,
-                 const Tensor& query_scale) {
-  return attention(spec, batch, query, KvCache{key, value}, query_scale);
+                 const Tensor& query_scale, const Tensor& key_scale, const Tensor& value_scale) {
+  return attention(spec, batch, query, KvCache{key, value, key_scale, value_scale}, query_scale);
 }
 
 Result attention(const LayerSpec& spec, const Batch& batch, const Tensor& query, const KvCache& cache,

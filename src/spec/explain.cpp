@@ -23,25 +23,29 @@ struct Feature {
 void and_mask(LayerSpec& spec, const Mask& mask) { spec.mask = spec.effective_mask() & mask; }
 
 void set_pages(LayerSpec& spec, int32_t page_size) {
-  if (!spec.cache) spec.cache.emplace();
-  spec.cache->page_size = page_size;
+  spec.cache = CacheSpec{page_size, spec.kv_scales()};
+  spec.dense_scales = CacheScales::none;
 }
 
-void set_8bit_cache(LayerSpec& spec, DType dtype) {
+void set_dense(LayerSpec& spec) {
+  spec.dense_scales = spec.kv_scales();
+  spec.cache.reset();
+}
+
+void set_8bit_keys(LayerSpec& spec, DType dtype) {
   spec.kv_dtype = dtype;
-  if (!spec.cache) spec.cache.emplace();
-  spec.cache->scales = CacheScales::per_head;
+  (spec.cache ? spec.cache->scales : spec.dense_scales) = CacheScales::per_head;
 }
 
 const std::vector<Feature>& features() {
   static const std::vector<Feature> list = {
       {"paged cache", Choice::keys, [](LayerSpec& s) { set_pages(s, 16); }},
       {"page size 1", Choice::keys, [](LayerSpec& s) { set_pages(s, 1); }},
-      {"dense keys", Choice::keys, [](LayerSpec& s) { s.cache.reset(); }},
+      {"dense keys", Choice::keys, set_dense},
       {"f16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::f16; }},
       {"bf16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::bf16; }},
-      {"fp8 cache", Choice::kv_dtype, [](LayerSpec& s) { set_8bit_cache(s, DType::f8e4m3); }},
-      {"int8 cache", Choice::kv_dtype, [](LayerSpec& s) { set_8bit_cache(s, DType::i8); }},
+      {"fp8 cache", Choice::kv_dtype, [](LayerSpec& s) { set_8bit_keys(s, DType::f8e4m3); }},
+      {"int8 cache", Choice::kv_dtype, [](LayerSpec& s) { set_8bit_keys(s, DType::i8); }},
       {"fp8 query", Choice::query, [](LayerSpec& s) { s.query_dtype = DType::f8e4m3; }},
       {"bf16 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::bf16; }},
       {"fp8 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::f8e4m3; }},

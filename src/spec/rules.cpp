@@ -102,11 +102,9 @@ class Rules {
       if (is_8bit(dtype) && allows_8bit) return;
       against(name, to_string(dtype), allowed, is_8bit(dtype) ? ErrorCode::unsupported : ErrorCode::invalid_argument);
     };
-    constexpr const char* kFloats = "f32, f16, bf16, f8e4m3 or f8e5m2: only caches are of i8";
+    constexpr const char* kFloats = "f32, f16, bf16, f8e4m3 or f8e5m2: only keys and values are of i8";
     check("query_dtype", spec_.query_dtype, spec_.query_dtype != DType::i8, kFloats);
-    check("kv_dtype", spec_.kv_dtype, spec_.cache.has_value(),
-          spec_.cache ? "f32, f16, bf16, f8e4m3, f8e5m2 or i8"
-                      : "f32, f16 or bf16 for dense keys and values: only caches are 8-bit");
+    check("kv_dtype", spec_.kv_dtype, true, "f32, f16, bf16, f8e4m3, f8e5m2 or i8");
     if (spec_.output_dtype) check("output_dtype", *spec_.output_dtype, *spec_.output_dtype != DType::i8, kFloats);
     if (spec_.output_scales != OutputScales::per_tensor && !is_float8(spec_.out_dtype())) {
       against("output_scales", to_string(spec_.output_scales),
@@ -114,15 +112,24 @@ class Rules {
     }
   }
 
+  void check_scales(const char* name, CacheScales scales) {
+    const bool has_scales = scales != CacheScales::none;
+    if (has_scales == is_8bit(spec_.kv_dtype)) return;
+    against(name, to_string(scales),
+            fmt::format("{} with kv_dtype {}",
+                        has_scales ? "none" : "per_tensor, per_head, per_request_head or per_token_head",
+                        to_string(spec_.kv_dtype)));
+  }
+
   void check_cache() {
-    if (!spec_.cache) return;
+    if (!spec_.cache) {
+      check_scales("dense_scales", spec_.dense_scales);
+      return;
+    }
     if (spec_.cache->page_size < 1) against("cache.page_size", spec_.cache->page_size, "at least 1 token");
-    const bool has_scales = spec_.cache->scales != CacheScales::none;
-    if (has_scales != is_8bit(spec_.kv_dtype)) {
-      against("cache.scales", to_string(spec_.cache->scales),
-              fmt::format("{} with kv_dtype {}",
-                          has_scales ? "none" : "per_tensor, per_head, per_request_head or per_token_head",
-                          to_string(spec_.kv_dtype)));
+    check_scales("cache.scales", spec_.cache->scales);
+    if (spec_.dense_scales != CacheScales::none) {
+      against("dense_scales", to_string(spec_.dense_scales), "none with a cache, whose scales are cache.scales");
     }
     if (spec_.type == AttentionType::encoder || spec_.type == AttentionType::encoder_only) {
       against("cache", fmt::format("pages of {} tokens", spec_.cache->page_size),

@@ -552,8 +552,11 @@ TEST(casebook, case_118_refusals_are_one_line_with_value_and_allowed) {
   layer.kv_dtype = DType::i64;
   expect_refused([&] { Attention{layer}; }, ErrorCode::invalid_argument, "kv_dtype");
   layer.kv_dtype = DType::f8e4m3;
-  expect_refused([&] { Attention{layer}; }, ErrorCode::unsupported, "kv_dtype");
+  expect_refused([&] { Attention{layer}; }, ErrorCode::invalid_argument, "dense_scales");
   layer.kv_dtype = DType::f32;
+  layer.query_dtype = DType::i8;
+  expect_refused([&] { Attention{layer}; }, ErrorCode::unsupported, "query_dtype");
+  layer.query_dtype = DType::f32;
   layer.cache = CacheSpec{0};
   expect_refused([&] { Attention{layer}; }, ErrorCode::invalid_argument, "cache.page_size");
   // Several reasons: all of them in the one line.

@@ -114,7 +114,9 @@ TEST(casebook, case_059_every_entry_point_applies_the_scales) {
                  "cache.key_scale");
   expect_refused([&] { cache_write(exact.key.view(), exact.value.view(), of_f32, view(exact.slot_mapping)); },
                  kMismatch, "cache.key_scale");
+  const std::vector<int32_t> new_tokens = {1, 33, 1};
   arguments.block_table = {};
+  arguments.seq_lens = view(new_tokens);
   arguments.key = arguments.value = exact.key.view();
   expect_refused([&] { varlen_attention(arguments); }, kMismatch, "key_scale");
 }
@@ -296,7 +298,7 @@ TEST(fp8, layers_that_do_not_fit_are_refused) {
   };
   refused("cache.scales", kInvalid, [](LayerSpec& l) { l.cache->scales = CacheScales::none; });
   refused("cache.scales", kInvalid, [](LayerSpec& l) { l.kv_dtype = DType::bf16; });
-  refused("kv_dtype", ErrorCode::unsupported, [](LayerSpec& l) { l.cache.reset(); });
+  refused("dense_scales", kInvalid, [](LayerSpec& l) { l.cache.reset(); });
 }
 
 TEST(fp8, scales_that_do_not_fit_are_refused_and_nothing_is_written) {

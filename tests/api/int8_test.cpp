@@ -124,7 +124,7 @@ TEST(int8, layers_that_do_not_fit_are_refused_by_name) {
   };
   refused("query_dtype", ErrorCode::unsupported, [](LayerSpec& l) { l.query_dtype = DType::i8; });
   refused("output_dtype", ErrorCode::unsupported, [](LayerSpec& l) { l.output_dtype = DType::i8; });
-  refused("kv_dtype", ErrorCode::unsupported, [](LayerSpec& l) { l.cache.reset(); });
+  refused("dense_scales", ErrorCode::invalid_argument, [](LayerSpec& l) { l.cache.reset(); });
   refused("cache.scales", ErrorCode::invalid_argument, [](LayerSpec& l) { l.cache->scales = CacheScales::none; });
 }
 

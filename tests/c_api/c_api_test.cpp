@@ -46,7 +46,8 @@ void run_cpp(const Case& c, Written& w) {
                       w.data.query_scale.view());
   } else {
     attention.forward(w.data.query.view(), w.data.key.view(), w.data.value.view(), plan, w.out.view(), lse, {},
-                      w.data.out_scale.view(), w.data.query_scale.view());
+                      w.data.out_scale.view(), w.data.query_scale.view(), w.data.key_scale.view(),
+                      w.data.value_scale.view());
   }
 }
 
@@ -65,8 +66,9 @@ void run_c(const Case& c, Written& w, qkv_stream stream = nullptr) {
     expect_ok(qkv_attention_forward(attention.get(), &query, &cache, plan.get(), &out, wanted_lse, &out_scale,
                                     &query_scale, stream));
   } else {
+    const qkv_tensor key_scale = to_c(w.data.key_scale.view()), value_scale = to_c(w.data.value_scale.view());
     expect_ok(qkv_attention_forward_dense(attention.get(), &query, &key, &value, plan.get(), &out, wanted_lse,
-                                          &out_scale, &query_scale, stream));
+                                          &out_scale, &query_scale, &key_scale, &value_scale, stream));
   }
 }
 

@@ -159,18 +159,19 @@ TEST(c_api_errors, null_handles_and_pointers_are_refused_by_name) {
   refused(qkv_attention_forward(attention.get(), &query, &cache, nullptr, &query, nullptr, nullptr, nullptr, nullptr),
           "plan");
   const auto forward = [&](const qkv_tensor* q, const qkv_tensor* k, const qkv_tensor* v, const qkv_tensor* out) {
-    return qkv_attention_forward_dense(attention.get(), q, k, v, plan.get(), out, nullptr, nullptr, nullptr, nullptr);
+    return qkv_attention_forward_dense(attention.get(), q, k, v, plan.get(), out, nullptr, nullptr, nullptr, nullptr,
+                                       nullptr, nullptr);
   };
   expect_ok(forward(&query, &key, &key, &query));
   refused(forward(nullptr, &key, &key, &query), "query");
   refused(forward(&query, nullptr, &key, &query), "key");
   refused(forward(&query, &key, nullptr, &query), "value");
   refused(forward(&query, &key, &key, nullptr), "out");
-  refused(
-      qkv_attention_forward_dense(nullptr, &query, &key, &key, plan.get(), &query, nullptr, nullptr, nullptr, nullptr),
-      "attention");
+  refused(qkv_attention_forward_dense(nullptr, &query, &key, &key, plan.get(), &query, nullptr, nullptr, nullptr,
+                                      nullptr, nullptr, nullptr),
+          "attention");
   refused(qkv_attention_forward_dense(attention.get(), &query, &key, &key, nullptr, &query, nullptr, nullptr, nullptr,
-                                      nullptr),
+                                      nullptr, nullptr, nullptr),
           "plan");
 
   int32_t number = 0;

@@ -56,7 +56,7 @@ std::vector<LayerSpec> matrix() {
   layers[11].alibi_per_request = true;
   const auto add_8bit = [&](LayerSpec layer, DType kv_dtype, CacheScales scales) {
     layer.kv_dtype = kv_dtype;
-    layer.cache->scales = scales;
+    (layer.cache ? layer.cache->scales : layer.dense_scales) = scales;
     layers.push_back(layer);
   };
   add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_head);
@@ -117,6 +117,13 @@ std::vector<LayerSpec> matrix() {
   layers.back().alibi_slopes.assign(10, 0.5F);
   add_float8_query(gpu_layer(4, 128, 128, CacheSpec{16}), CacheScales::per_token_head);
   add_float8_query(gpu_layer(2, 80, 48, CacheSpec{1}), CacheScales::per_head);
+  // Dense.
+  for (const int32_t head_dim : {64, 128}) {
+    add_8bit(gpu_layer(4, head_dim, head_dim, std::nullopt), DType::f8e4m3, CacheScales::per_token_head);
+    add_float8_query(gpu_layer(4, head_dim, head_dim, std::nullopt), CacheScales::per_request_head);
+  }
+  add_float8_query(gpu_layer(2, 256, 256, std::nullopt), CacheScales::per_head);
+  add_8bit(gpu_layer(2, 80, 48, std::nullopt), DType::i8, CacheScales::per_token_head);
   // Outputs of 8 bits, of a given scale and of chosen ones.
   const auto add_float8_output = [&](LayerSpec layer, DType dtype, OutputScales scales) {
     layer.output_dtype = dtype;

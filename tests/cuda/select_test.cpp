@@ -380,7 +380,8 @@ TEST(select, prefill_of_8_bit_caches_widens_in_hoppers_kernel_where_it_has_room)
     LayerSpec layer = gpu_layer(8, 2, head_dim);
     layer.query_dtype = query;
     layer.kv_dtype = cache;
-    layer.cache = CacheSpec{page_size, scales};
+    if (page_size > 0) layer.cache = CacheSpec{page_size, scales};
+    if (page_size == 0) layer.dense_scales = scales;
     return forward_kernels(layer, facts_of("sm_90a")).many_rows_sm90;
   };
   for (const DType cache : {DType::f8e4m3, DType::f8e5m2}) {
@@ -388,6 +389,7 @@ TEST(select, prefill_of_8_bit_caches_widens_in_hoppers_kernel_where_it_has_room)
          {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head}) {
       for (const int32_t head_dim : {64, 128}) {
         EXPECT_TRUE(has_kernel(DType::bf16, cache, head_dim, 16, scales));
+        EXPECT_TRUE(has_kernel(DType::bf16, cache, head_dim, 0, scales));
         EXPECT_EQ(has_kernel(DType::f16, cache, head_dim, 64, scales), scales != CacheScales::per_token_head);
       }
       // ptxas asks for more registers than four warpgroups begin with.

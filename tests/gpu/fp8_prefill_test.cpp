@@ -78,6 +78,29 @@ TEST_P(gpu_fp8_prefill, outputs_and_shares_of_ranks) {
   expect_agrees(c);
 }
 
+// Hopper's kernels for head sizes 64 and 128, and 256 where queries have 8 bits, too; the sm80 kernel for 80 and, where
+// rows are many, 96; requests whose neighbours' rows are NaN.
+TEST_P(gpu_fp8_prefill, dense_keys) {
+  for (const int32_t head_dim : {64, 80, 96, 128, 256}) {
+    for (const DType dtype : {DType::f8e4m3, DType::i8}) {
+      auto c = case_of(8, 2, head_dim, {500, 333, 60, 1, 3}, {900, 700, 60, 300, 5000}, false);
+      c.layer.query_dtype = DType::bf16;
+      c.layer.kv_dtype = dtype;
+      c.layer.dense_scales = GetParam();
+      c.extra_rows = 3;
+      expect_agrees(c);
+      if (dtype != DType::f8e4m3) continue;
+      c.layer.query_dtype = DType::f8e4m3;
+      c.query_scales = CacheScales::per_request_head;
+      expect_agrees(c);
+      c.layer.type = AttentionType::encoder_only;
+      c.layer.mask = mask::window(100, 100);
+      for (tools::RequestLengths& request : c.requests) request.kv_len = request.q_len;
+      expect_agrees(c);
+    }
+  }
+}
+
 // Scores of a negative scale take the path of the terms, which transforms them before the maximum is taken.
 TEST_P(gpu_fp8_prefill, negative_scale_beside_all_terms) {
   for (const int32_t head_dim : {64, 128}) {

@@ -68,6 +68,10 @@ class TileLoader {
 
   static __device__ __forceinline__ int page_of(int key) { return static_cast<unsigned>(key) / kPageTokens; }
   static __device__ __forceinline__ int token_of(int key) { return static_cast<unsigned>(key) % kPageTokens; }
+  // In the key's page; dense keys are one page, which holds those of all requests.
+  __device__ __forceinline__ int token_in_page(int key) const {
+    return kPaged ? token_of(key) : static_cast<int>(item_.page_start) + key;
+  }
 
   // The warp's next lane that has tiles, if this one has no more.
   __device__ __forceinline__ void find_lane() {
@@ -116,8 +120,8 @@ class TileLoader {
     for (int box = 0; box < kBoxes; ++box) {
       const int key = tile.begin + box * shape::kBoxKeys;
       if (box >= boxes) break;
-      const int token = kPaged ? token_of(key) : static_cast<int>(item_.page_start) + key;
-      ptx::tma_load_5d(shared + box * Box::kBytes, &map, 0, token, 0, item_.kv_head, box_pages_[box], barrier);
+      ptx::tma_load_5d(shared + box * Box::kBytes, &map, 0, token_in_page(key), 0, item_.kv_head, box_pages_[box],
+                       barrier);
     }
   }
 
@@ -154,7 +158,7 @@ class TileLoader {
     const int key = tile.begin + lane_;
     if (lane_ < kTileKeys) {
       const bool is_read = key < tile.end;
-      const long long offset = pages_[0] * scales.page_stride + token_of(key) * scales.token_stride;
+      const long long offset = pages_[0] * scales.page_stride + token_in_page(key) * scales.token_stride;
       const float* base = scales.data + item_.kv_head * scales.head_stride;
       ptx::cp_async_4(shared + lane_ * static_cast<int>(sizeof(float)), base + (is_read ? offset : 0), is_read ? 4 : 0);
     }

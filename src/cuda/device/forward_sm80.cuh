@@ -496,8 +496,8 @@ __device__ __forceinline__ void attend(const ForwardParams& params, const WorkIt
         memory.query + Memory::value_stage_offset(stage), value_chunks);
     if constexpr (key::token_scales) {
       const auto load_scales = [&](const KeyValueScales& scales, int offset) {
-        lookup.load_words(scales.data + item.kv_head * scales.head_stride, scales.page_stride, scales.token_stride,
-                          tile, memory.query + offset);
+        const float* base = scales.data + first_token * scales.token_stride + item.kv_head * scales.head_stride;
+        lookup.load_words(base, scales.page_stride, scales.token_stride, tile, memory.query + offset);
       };
       load_scales(params.key_scale, Memory::scale_offset(stage));
       load_scales(params.value_scale, Memory::scale_offset(stage) + key::tile_kv * 4);

@@ -85,13 +85,8 @@ class PageLookup {
       const int chunk = index % kChunks;
       const int position = tile.begin() + first_row_ + row;
       const bool used = position < tile.end();
-      long long offset;
-      if constexpr (kPageSize > 0) {
-        const int page = __shfl_sync(0xffffffff, page_, row);
-        offset = page * page_bytes + (position % kPageSize) * token_bytes;
-      } else {
-        offset = position * token_bytes;
-      }
+      const int page = kPageSize > 0 ? __shfl_sync(0xffffffff, page_, row) : 0;
+      const long long offset = offset_of(position, page, page_bytes, token_bytes);
       if (kTotal % 32 != 0 && i * 32 + lane >= kTotal) continue;
       if (chunk >= used_chunks) continue;
       ptx::cp_async_16(shared + (first_row_ + row) * kRowBytes + chunk * 16, base + (used ? offset + chunk * 16 : 0),
@@ -99,20 +94,26 @@ class PageLookup {
     }
   }
 
-  // One f32 a row of pages, lane r that of the warp's row r; of rows behind the end, zero.
+  // One f32 a row, lane r that of the warp's row r; of rows behind the end, zero. `base`: of page 0, or of the
+  // request's first dense row.
   __device__ __forceinline__ void load_words(const float* base, long long page_stride, long long token_stride,
                                              const KeyTile& tile, unsigned shared) const {
-    if constexpr (kPageSize > 0) {
-      const int row = ptx::lane_id();
-      if (row >= kRows) return;
-      const int position = tile.begin() + first_row_ + row;
-      const bool used = position < tile.end();
-      const long long offset = page_ * page_stride + position % kPageSize * token_stride;
-      ptx::cp_async_4(shared + (first_row_ + row) * 4, base + (used ? offset : 0), used ? 4 : 0);
-    }
+    const int row = ptx::lane_id();
+    if (row >= kRows) return;
+    const int position = tile.begin() + first_row_ + row;
+    const bool used = position < tile.end();
+    const long long offset = offset_of(position, page_, page_stride, token_stride);
+    ptx::cp_async_4(shared + (first_row_ + row) * 4, base + (used ? offset : 0), used ? 4 : 0);
   }
 
  private:
+  // Of a row, from the first of the base's, in units of the strides.
+  static __device__ __forceinline__ long long offset_of(int position, int page, long long page_stride,
+                                                        long long token_stride) {
+    if constexpr (kPageSize > 0) return page * page_stride + position % kPageSize * token_stride;
+    return position * token_stride;
+  }
+
   const int* pages_;
   int first_row_;
   int page_;  // of row first_row_ + lane

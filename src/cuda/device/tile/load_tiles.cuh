@@ -28,18 +28,22 @@ struct BoxPlace {
   int token, page;
 };
 
+__device__ __forceinline__ BoxPlace find_key(const ForwardParams& params, int first, int position) {
+  if constexpr (key::page_size == 0) {
+    return {first + position, 0};
+  } else {
+    return {position % key::page_size, params.pages[static_cast<long long>(first) + position / key::page_size]};
+  }
+}
+
 // Where the step's box lies. Table entries behind the last key that counts are not read.
 __device__ __forceinline__ BoxPlace find_box(const ForwardParams& params, int first, int box, const Step& step) {
   if constexpr (key::page_size == 0) {
     return {first + step.kv_begin, 0};
   } else {
     const int offset = box * kBoxRows;
-    const int position = step.kv_begin + offset;
-    int page = 0;
-    if (offset < static_cast<int>(step.bits & kStepKeys)) {
-      page = params.pages[static_cast<long long>(first) + position / key::page_size];
-    }
-    return {position % key::page_size, page};
+    if (offset >= static_cast<int>(step.bits & kStepKeys)) return {0, 0};
+    return find_key(params, first, step.kv_begin + offset);
   }
 }
 

@@ -56,7 +56,6 @@ __device__ __forceinline__ void load_value_bytes(const ForwardParams& params, co
 __device__ __forceinline__ void load_token_scales(const ForwardParams& params, const ManyRowsParams& many,
                                                   Control* control, float* scales) {
   constexpr int kKeys = key::tile_kv / 32;  // of a lane
-  constexpr int kPageTokens = key::page_size > 0 ? key::page_size : 1;
   Ring<2> ring;
   walk_steps<key::tile_kv>(params, many, [&](int word, const Step& step) {
     const int first = lane_word(word, kWordFirst), kv_head = lane_word(word, kWordKvHead);
@@ -66,10 +65,9 @@ __device__ __forceinline__ void load_token_scales(const ForwardParams& params, c
     for (int i = 0; i < kKeys; ++i) {
       const int position = step.kv_begin + i * 32 + lane_index();
       if (position >= end) continue;
-      const long long page = params.pages[static_cast<long long>(first) + position / kPageTokens];
-      const int token = position % kPageTokens;
+      const BoxPlace place = find_key(params, first, position);
       const auto scale_in = [&](const KeyValueScales& of) {
-        return of.data[page * of.page_stride + token * of.token_stride + kv_head * of.head_stride];
+        return of.data[place.page * of.page_stride + place.token * of.token_stride + kv_head * of.head_stride];
       };
       of_key[i] = scale_in(params.key_scale);
       of_value[i] = scale_in(params.value_scale);
