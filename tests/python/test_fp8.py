@@ -204,6 +204,43 @@ def test_dense_8_bit_queries_make_a_bf16_output(paged):
     np.testing.assert_allclose(out.astype(np.float32), exact, atol=2e-5, rtol=2.0**-8)
 
 
+def test_dense_keys_and_values_of_8_bits(paged):
+    scales = {
+        "per_tensor": [np.array([0.25], np.float32), np.array([0.5], np.float32)],
+        "per_head": [KEY_SCALE, VALUE_SCALE],
+        "per_request_head": [np.linspace(0.1, 0.9, 8).astype(np.float32).reshape(4, 2) * factor for factor in (1, 0.3)],
+        "per_token_head": [np.abs(x).max(axis=-1, keepdims=True) / np.float32(448) for x in (paged.key, paged.value)],
+    }
+    request_of_row = np.repeat(np.arange(4), LENGTHS)
+    batch = qkv.Batch(STARTS, LENGTHS)
+    for granularity, (key_scale, value_scale) in scales.items():
+        spread = {
+            "per_tensor": lambda s: s,
+            "per_head": lambda s: s[:, None],
+            "per_request_head": lambda s: s[request_of_row][:, :, None],
+            "per_token_head": lambda s: s,
+        }[granularity]
+        key = (paged.key / spread(key_scale)).astype(E4M3)
+        value = (paged.value / spread(value_scale)).astype(E4M3)
+        layer = qkv.Attention(spec(kv_dtype="f8e4m3", cache=None, dense_scales=granularity))
+        plan = layer.plan(batch)
+        given = {"key_scale": key_scale, "value_scale": value_scale}
+        out = layer.forward(paged.query, key, value, plan, **given)
+        exact, _ = qkv.reference.attention(layer.spec, batch, paged.query, key, value, **given)
+        np.testing.assert_allclose(out, exact, atol=2e-5)
+        plain = qkv.Attention(spec(cache=None))
+        widened = [x.astype(np.float32) * spread(scale) for x, scale in ((key, key_scale), (value, value_scale))]
+        np.testing.assert_allclose(out, plain.forward(paged.query, *widened, plain.plan(batch)), atol=2e-5)
+        as_bytes = layer.forward(paged.query, key.view(np.uint8), value.view(np.uint8), plan, **given)
+        np.testing.assert_array_equal(as_bytes, out)
+        single = qkv.varlen_attention(paged.query, key, value, STARTS, LENGTHS, mask="causal", **given)
+        np.testing.assert_array_equal(single, out)
+        assert layer.spec.dense_scales == granularity
+        with pytest.raises(qkv.Error) as caught:
+            layer.forward(paged.query, key, value, plan, key_scale=key_scale)
+        assert caught.value.argument == "value_scale"
+
+
 def test_query_scales_that_do_not_fit_are_refused(paged):
     layer = qkv.Attention(spec(query_dtype="f8e4m3", cache=None, mask="true"))
     plan = layer.plan(qkv.Batch(STARTS, LENGTHS))

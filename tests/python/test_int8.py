@@ -65,14 +65,14 @@ def test_torch_tensors_are_used_where_they_lie():
     np.testing.assert_allclose(out.numpy(), exact, atol=2e-5)
 
 
-def test_uint8_is_no_int8_and_only_caches_are():
+def test_uint8_is_no_int8_and_only_keys_and_values_are():
     paged, key_pages, value_pages = quantised()
     for pages in ((key_pages.view(np.uint8), value_pages), (key_pages, value_pages.view(np.uint8))):
         with pytest.raises(qkv.Error) as caught:
             qkv.KvCache(*pages, dtype="i8")
         assert caught.value.argument == ("cache.key" if pages[0].dtype == np.uint8 else "cache.value")
     for field in ("query_dtype", "output_dtype"):
-        with pytest.raises(qkv.Error, match=rf"{field}: got i8; .*only caches are of i8"):
+        with pytest.raises(qkv.Error, match=rf"{field}: got i8; .*only keys and values are of i8"):
             attention(**{field: "i8"})
     with pytest.raises(qkv.Error) as caught:
         qkv.varlen_attention(key_pages[:, 0], paged.key, paged.value, STARTS, LENGTHS)
