@@ -78,8 +78,8 @@ TEST_P(gpu_fp8_prefill, outputs_and_shares_of_ranks) {
   expect_agrees(c);
 }
 
-// Hopper's kernels for head sizes 64 and 128, and 256 where queries have 8 bits, too; the sm80 kernel for 80 and, where
-// rows are many, 96; requests whose neighbours' rows are NaN.
+// Requests of many rows go to Hopper's kernels at head sizes 64 and 128, and at 256 where queries have 8 bits, too;
+// else to the sm80 kernel. Rows behind the last request are NaN.
 TEST_P(gpu_fp8_prefill, dense_keys) {
   for (const int32_t head_dim : {64, 80, 96, 128, 256}) {
     for (const DType dtype : {DType::f8e4m3, DType::i8}) {
