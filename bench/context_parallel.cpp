@@ -62,7 +62,7 @@ LayerSpec layer_of(const Options& options) {
   layer.query_dtype = layer.kv_dtype;
   if (size_bytes(layer.kv_dtype) == 1) {
     layer.query_dtype = DType::bf16;
-    layer.cache->scales = CacheScales::per_tensor;
+    layer.kv_scales = KvScales::per_tensor;
   }
   return layer;
 }
@@ -88,7 +88,7 @@ class Step {
     for (int32_t r = 0; r <= shape.num_requests; ++r) query_start_loc_.push_back(r);
     seq_lens_.assign(shape.num_requests, shape.context + 1);
     for (int32_t page = 0; page < shape.num_requests * pages_of_request_; ++page) block_table_.push_back(page);
-    is_scaled_ = layer.cache->scales != CacheScales::none;
+    is_scaled_ = layer.kv_scales != KvScales::none;
   }
 
   Batch batch() const {

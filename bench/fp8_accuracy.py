@@ -70,7 +70,7 @@ def largest(array, scales):
 def attention_of_cache(dtype, scales, query, key, value):
     layer = qkv.LayerSpec(
         num_q_heads=HEADS, num_kv_heads=KV_HEADS, head_dim=DIM, kv_dtype=dtype, mask="true",
-        cache=qkv.CacheSpec(PAGE, scales),
+        kv_scales=scales, cache=qkv.CacheSpec(PAGE),
     )  # fmt: skip
     num_pages = REQUESTS * KEYS // PAGE
     pages = [np.zeros((num_pages, PAGE, KV_HEADS, DIM), qkv.array.numpy_dtype(dtype)) for _ in range(2)]

@@ -26,9 +26,9 @@ void add_cache_write(Suite& suite, DType from, DType to) {
 }
 
 // Writes that quantise: by one scale for all, or by one a token and head, which is chosen from the row.
-void add_quantising_write(Suite& suite, DType from, DType to, CacheScales scales) {
+void add_quantising_write(Suite& suite, DType from, DType to, KvScales scales) {
   constexpr int64_t kTokens = 8192, kHeads = 8, kDim = 128, kPageSize = 16, kPages = kTokens / kPageSize;
-  const bool per_token = scales == CacheScales::per_token_head;
+  const bool per_token = scales == KvScales::per_token_head;
   suite.add_case("cache_write 8k h8 d128 page16 " + std::string(to_string(from)) + " to " + std::string(to_string(to)) +
                      (per_token ? " scale chosen" : " scale given"),
                  "GB/s", [=] {
@@ -119,7 +119,7 @@ int main(int argc, char** argv) {
   add_cache_write(suite, DType::bf16, DType::bf16);
   add_cache_write(suite, DType::f32, DType::bf16);
   add_cache_write(suite, DType::f32, DType::f16);
-  for (const CacheScales scales : {CacheScales::per_tensor, CacheScales::per_token_head}) {
+  for (const KvScales scales : {KvScales::per_tensor, KvScales::per_token_head}) {
     add_quantising_write(suite, DType::bf16, DType::f8e4m3, scales);
     add_quantising_write(suite, DType::bf16, DType::i8, scales);
     add_quantising_write(suite, DType::f32, DType::f8e5m2, scales);

@@ -225,7 +225,7 @@ void bind_attention(nb::module_& module) {
            "key: kv_dtype [sum of seq_lens, num_kv_heads, head_dim]; value likewise with head_dim_v; uint8 holds 8-bit "
            "floats.\n"
            "key_scale, value_scale: float32, of 8-bit ones: [1], [num_kv_heads], [num_requests, num_kv_heads] or "
-           "[num_keys, num_kv_heads, 1], as the layer's dense_scales says.");
+           "[num_keys, num_kv_heads, 1], as the layer's kv_scales says.");
 }
 
 }  // namespace qkv::python

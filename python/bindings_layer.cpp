@@ -15,12 +15,12 @@ AttentionType parse_type(const std::string& name) {
               "\"decoder\", \"encoder_only\", \"encoder\" or \"encoder_decoder\"");
 }
 
-CacheScales parse_scales(const std::string& name, const char* argument) {
-  for (const CacheScales scales : {CacheScales::none, CacheScales::per_tensor, CacheScales::per_head,
-                                   CacheScales::per_request_head, CacheScales::per_token_head}) {
+KvScales parse_kv_scales(const std::string& name) {
+  for (const KvScales scales : {KvScales::none, KvScales::per_tensor, KvScales::per_head,
+                                   KvScales::per_request_head, KvScales::per_token_head}) {
     if (name == to_string(scales)) return scales;
   }
-  throw Error(ErrorCode::invalid_argument, argument, "\"" + name + "\"",
+  throw Error(ErrorCode::invalid_argument, "kv_scales", "\"" + name + "\"",
               "\"none\", \"per_tensor\", \"per_head\", \"per_request_head\" or \"per_token_head\"");
 }
 
@@ -48,17 +48,12 @@ std::string describe(const Shard& shard) {
                      shard.interleave_size);
 }
 
-std::string describe(const CacheSpec& spec) {
-  const bool has_scales = spec.scales != CacheScales::none;
-  return fmt::format("CacheSpec(page_size={}{})", spec.page_size,
-                     has_scales ? fmt::format(", scales='{}'", to_string(spec.scales)) : "");
-}
+std::string describe(const CacheSpec& spec) { return fmt::format("CacheSpec(page_size={})", spec.page_size); }
 
 void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim, int32_t head_dim_v,
-               const std::string& query_dtype, const std::string& kv_dtype,
+               const std::string& query_dtype, const std::string& kv_dtype, const std::string& kv_scales,
                const std::optional<std::string>& output_dtype, const std::string& type,
-               const std::optional<CacheSpec>& cache, const std::string& dense_scales,
-               const std::optional<MaskArgument>& mask, std::optional<float> scale, float softcap,
+               const std::optional<CacheSpec>& cache, const std::optional<MaskArgument>& mask, std::optional<float> scale, float softcap,
                const std::vector<float>& alibi_slopes, bool alibi_per_request, const std::vector<float>& sinks,
                const std::string& key_run, const Shard& shard, const std::string& output_scales) {
   LayerSpec spec;
@@ -68,10 +63,10 @@ void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32
   spec.head_dim_v = head_dim_v;
   spec.query_dtype = parse_dtype(query_dtype, "query_dtype");
   spec.kv_dtype = parse_dtype(kv_dtype, "kv_dtype");
+  spec.kv_scales = parse_kv_scales(kv_scales);
   if (output_dtype) spec.output_dtype = parse_dtype(*output_dtype, "output_dtype");
   spec.type = parse_type(type);
   spec.cache = cache;
-  spec.dense_scales = parse_scales(dense_scales, "dense_scales");
   if (mask) spec.mask = to_mask(*mask);
   spec.scale = scale;
   spec.softcap = softcap;
@@ -87,12 +82,11 @@ void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32
 std::string describe(const LayerSpec& spec) {
   return fmt::format(
       "LayerSpec(num_q_heads={}, num_kv_heads={}, head_dim={}, head_dim_v={}, query_dtype='{}', kv_dtype='{}', "
-      "output_dtype='{}', type='{}', cache={}, dense_scales='{}', mask='{}', scale={}, softcap={}, alibi={}, sinks={}, "
-      "key_run='{}', "
-      "shard={}, output_scales='{}')",
+      "kv_scales='{}', output_dtype='{}', type='{}', cache={}, mask='{}', scale={}, softcap={}, alibi={}, sinks={}, "
+      "key_run='{}', shard={}, output_scales='{}')",
       spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim(), to_string(spec.query_dtype),
-      to_string(spec.kv_dtype), to_string(spec.out_dtype()), to_string(spec.type),
-      spec.cache ? describe(*spec.cache) : "None", to_string(spec.dense_scales), spec.effective_mask().text(),
+      to_string(spec.kv_dtype), to_string(spec.kv_scales), to_string(spec.out_dtype()), to_string(spec.type),
+      spec.cache ? describe(*spec.cache) : "None", spec.effective_mask().text(),
       spec.effective_scale(), spec.softcap, spec.alibi_per_request || !spec.alibi_slopes.empty() ? "True" : "False",
       spec.sinks.empty() ? "False" : "True", to_string(spec.key_run), describe(spec.shard),
       to_string(spec.output_scales));
@@ -101,17 +95,8 @@ std::string describe(const LayerSpec& spec) {
 void bind_spec(nb::module_& module) {
   nb::class_<CacheSpec>(module, "CacheSpec",
                         "A paged cache. Its layout is said by the strides of the arrays in KvCache.")
-      .def(
-          "__init__",
-          [](CacheSpec* self, int32_t page_size, const std::string& scales) {
-            new (self) CacheSpec{page_size, parse_scales(scales, "scales")};
-          },
-          nb::arg("page_size") = 16, nb::arg("scales") = "none",
-          "page_size: tokens a page, any number >= 1.\n"
-          "scales: what has a scale of its own in an 8-bit cache: \"per_tensor\", \"per_head\", "
-          "\"per_request_head\" or \"per_token_head\"; \"none\" for other caches.")
+      .def(nb::init<int32_t>(), nb::arg("page_size") = 16, "page_size: tokens a page, any number >= 1.")
       .def_ro("page_size", &CacheSpec::page_size)
-      .def_prop_ro("scales", [](const CacheSpec& spec) { return std::string(to_string(spec.scales)); })
       .def("__repr__", [](const CacheSpec& spec) { return describe(spec); });
 
   nb::class_<Shard>(module, "Shard",
@@ -136,9 +121,10 @@ void bind_spec(nb::module_& module) {
       "head_dim: of query and key. head_dim_v: of value and output, 0 = head_dim.\n"
       "query_dtype, kv_dtype, output_dtype: \"f32\", \"f16\", \"bf16\", \"f8e4m3\" or \"f8e5m2\", kv_dtype also "
       "\"i8\"; output_dtype=None means query_dtype, or bf16 if that is 8-bit.\n"
+      "kv_scales: what has a scale of its own in 8-bit keys and values: \"per_tensor\", \"per_head\", "
+      "\"per_request_head\" or \"per_token_head\"; \"none\" for others.\n"
       "type: \"decoder\", \"encoder_only\", \"encoder\" or \"encoder_decoder\".\n"
       "cache: CacheSpec(page_size=...) for paged keys and values, None for dense ones.\n"
-      "dense_scales: what has a scale of its own in 8-bit keys and values that are dense, as CacheSpec's scales.\n"
       "mask: the whole mask, as an expression of qkv.mask or as text; None means the type's default.\n"
       "scale: None means 1 / sqrt(head_dim). softcap: c > 0 turns a score s into c * tanh(s / c).\n"
       "alibi_slopes: [num_q_heads]. alibi_per_request: the slopes come with the batch.\n"
@@ -150,8 +136,9 @@ void bind_spec(nb::module_& module) {
   nb::class_<LayerSpec>(module, "LayerSpec", doc)
       .def("__init__", &init_spec, nb::kw_only(), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
            nb::arg("head_dim_v") = 0, nb::arg("query_dtype") = "f32", nb::arg("kv_dtype") = "f32",
+           nb::arg("kv_scales") = "none",
            nb::arg("output_dtype") = nb::none(), nb::arg("type") = "decoder", nb::arg("cache") = nb::none(),
-           nb::arg("dense_scales") = "none", nb::arg("mask") = nb::none(), nb::arg("scale") = nb::none(),
+           nb::arg("mask") = nb::none(), nb::arg("scale") = nb::none(),
            nb::arg("softcap") = 0.0f, nb::arg("alibi_slopes") = nb::tuple(), nb::arg("alibi_per_request") = false,
            nb::arg("sinks") = nb::tuple(), nb::arg("key_run") = "all", nb::arg("shard") = Shard{},
            nb::arg("output_scales") = "per_tensor")
@@ -161,11 +148,11 @@ void bind_spec(nb::module_& module) {
       .def_prop_ro("head_dim_v", &LayerSpec::value_dim)
       .def_prop_ro("query_dtype", [](const LayerSpec& spec) { return std::string(to_string(spec.query_dtype)); })
       .def_prop_ro("kv_dtype", [](const LayerSpec& spec) { return std::string(to_string(spec.kv_dtype)); })
+      .def_prop_ro("kv_scales", [](const LayerSpec& spec) { return std::string(to_string(spec.kv_scales)); })
       .def_prop_ro("output_dtype", [](const LayerSpec& spec) { return std::string(to_string(spec.out_dtype())); })
       .def_prop_ro("output_scales", [](const LayerSpec& spec) { return std::string(to_string(spec.output_scales)); })
       .def_prop_ro("type", [](const LayerSpec& spec) { return std::string(to_string(spec.type)); })
       .def_ro("cache", &LayerSpec::cache)
-      .def_prop_ro("dense_scales", [](const LayerSpec& spec) { return std::string(to_string(spec.dense_scales)); })
       .def_prop_ro("mask", &LayerSpec::effective_mask, "The mask in force.")
       .def_prop_ro("scale", &LayerSpec::effective_scale, "The scale in force.")
       .def_ro("softcap", &LayerSpec::softcap)

@@ -239,7 +239,7 @@ void bind_mla(nb::module_& module) {
       "A layer of multi-head latent attention.\n\n"
       "kv_lora_rank: columns of a latent; its row in the cache ends with the rotary part of the key.\n"
       "dtype: of queries, keys, values and new latents. output_dtype, cache_dtype: 8-bit floats as well, "
-      "caches also \"i8\"; None means dtype. An 8-bit cache has cache=CacheSpec(..., scales=\"per_tensor\").\n"
+      "caches also \"i8\"; None means dtype.\n"
       "output_scales: as in LayerSpec.\n"
       "mask: over absolute positions; None means causal. softcap, sinks, scale: as in LayerSpec.")
       .def("__init__", &init_spec, nb::kw_only(), nb::arg("num_heads"), nb::arg("qk_nope_head_dim"),

@@ -211,13 +211,13 @@ void CaseData::make_lengths(const Case& c) {
 }
 
 // Of a whole request and head.
-static float load_scale(CacheScales granularity, const OwnedTensor& scales, int64_t request, int64_t head) {
+static float load_scale(KvScales granularity, const OwnedTensor& scales, int64_t request, int64_t head) {
   switch (granularity) {
-    case CacheScales::per_tensor:
+    case KvScales::per_tensor:
       return load(scales.view(), {0});
-    case CacheScales::per_head:
+    case KvScales::per_head:
       return load(scales.view(), {head});
-    case CacheScales::per_request_head:
+    case KvScales::per_request_head:
       return load(scales.view(), {request, head});
     default:
       return 1;
@@ -246,14 +246,14 @@ void CaseData::make_tokens(const Case& c, Draw& draw) {
   if (layer.cache) return;
   key = OwnedTensor(layer.kv_dtype, {num_shown_keys + c.extra_rows, layer.num_kv_heads, layer.head_dim});
   value = OwnedTensor(layer.kv_dtype, {num_shown_keys + c.extra_rows, layer.num_kv_heads, layer.value_dim()});
-  for (OwnedTensor* scales : {&key_scale, &value_scale}) *scales = draw_scales(layer.dense_scales, draw);
+  for (OwnedTensor* scales : {&key_scale, &value_scale}) *scales = draw_scales(layer.kv_scales, draw);
   int64_t t = 0;
   for (size_t r = 0; r < c.requests.size(); ++r) {
     for (int32_t i = 0; i < tools::num_shown_keys(layer, c.requests[r]); ++i, ++t) {
       for (int64_t h = 0; h < layer.num_kv_heads; ++h) {
         const auto fill = [&](const Tensor& rows, OwnedTensor& scales, int64_t dim) {
-          if (layer.dense_scales == CacheScales::per_token_head) store(scales.view(), {t, h, 0}, draw_scale(draw));
-          const float scale = scale_of(scales, static_cast<int64_t>(r), t, 0, h);
+          if (layer.kv_scales == KvScales::per_token_head) store(scales.view(), {t, h, 0}, draw_scale(draw));
+          const float scale = scale_of(scales, static_cast<int64_t>(r), h, {t, h, 0});
           for (int64_t d = 0; d < dim; ++d) store(rows, {t, h, d}, draw.normal() / scale);
         };
         fill(key.view(), key_scale, layer.head_dim);
@@ -310,7 +310,7 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
     value_cache = value_pages.view();
   }
 
-  for (OwnedTensor* scales : {&key_scale, &value_scale}) *scales = draw_scales(layer.cache->scales, draw);
+  for (OwnedTensor* scales : {&key_scale, &value_scale}) *scales = draw_scales(layer.kv_scales, draw);
 
   std::vector<int32_t> free_pages(num_pages);
   std::iota(free_pages.begin(), free_pages.end(), 0);
@@ -354,10 +354,10 @@ void CaseData::make_cache(const Case& c, Draw& draw) {
       }
       for (int64_t h = 0; is_own && h < layer.num_kv_heads; ++h) {
         const auto fill = [&](const Tensor& pages, OwnedTensor& scales, int64_t dim) {
-          if (layer.cache->scales == CacheScales::per_token_head) {
+          if (layer.kv_scales == KvScales::per_token_head) {
             store(scales.view(), {entry, offset, h}, draw_scale(draw));
           }
-          const float scale = scale_of(scales, static_cast<int64_t>(r), entry, offset, h);
+          const float scale = scale_of(scales, static_cast<int64_t>(r), h, {entry, offset, h});
           for (int64_t d = 0; d < dim; ++d) store(pages, {entry, offset, h, d}, draw.normal() / scale);
         };
         fill(key_cache, key_scale, layer.head_dim);
@@ -423,28 +423,28 @@ void CaseData::make_operands(const Case& c, Draw& draw) {
   }
 }
 
-OwnedTensor CaseData::draw_scales(CacheScales granularity, Draw& draw) const {
+OwnedTensor CaseData::draw_scales(KvScales granularity, Draw& draw) const {
   const int64_t num_heads = case_.layer.num_kv_heads;
   const auto num_requests = static_cast<int64_t>(case_.requests.size());
   OwnedTensor scales;
   switch (granularity) {
-    case CacheScales::none:
+    case KvScales::none:
       break;
-    case CacheScales::per_tensor:
+    case KvScales::per_tensor:
       scales = OwnedTensor(DType::f32, {1}, {5}, 1);
       store(scales.view(), {0}, draw_scale(draw));
       break;
-    case CacheScales::per_head:
+    case KvScales::per_head:
       scales = OwnedTensor(DType::f32, {num_heads}, {2}, 2 * num_heads);
       for (int64_t h = 0; h < num_heads; ++h) store(scales.view(), {h}, draw_scale(draw));
       break;
-    case CacheScales::per_request_head:
+    case KvScales::per_request_head:
       scales = OwnedTensor(DType::f32, {num_requests, num_heads}, {1, num_requests}, num_requests * num_heads);
       for (int64_t r = 0; r < num_requests; ++r) {
         for (int64_t h = 0; h < num_heads; ++h) store(scales.view(), {r, h}, draw_scale(draw));
       }
       break;
-    case CacheScales::per_token_head: {
+    case KvScales::per_token_head: {
       if (!case_.layer.cache) {
         const int64_t rows = key.view().shape[0];
         return OwnedTensor(DType::f32, {rows, num_heads, 1}, {1, rows + 3, 5}, (rows + 3) * num_heads);
@@ -459,10 +459,11 @@ OwnedTensor CaseData::draw_scales(CacheScales granularity, Draw& draw) const {
   return scales;
 }
 
-float CaseData::scale_of(const OwnedTensor& scales, int64_t request, int64_t page, int64_t offset, int64_t head) const {
-  const CacheScales granularity = case_.layer.kv_scales();
-  if (granularity != CacheScales::per_token_head) return load_scale(granularity, scales, request, head);
-  return case_.layer.cache ? load(scales.view(), {page, offset, head}) : load(scales.view(), {page, head, 0});
+float CaseData::scale_of(const OwnedTensor& scales, int64_t request, int64_t head,
+                         std::initializer_list<int64_t> of_token) const {
+  const KvScales granularity = case_.layer.kv_scales;
+  if (granularity == KvScales::per_token_head) return load(scales.view(), of_token);
+  return load_scale(granularity, scales, request, head);
 }
 
 KvCache CaseData::cache() { return {key_cache, value_cache, key_scale.view(), value_scale.view()}; }

@@ -87,9 +87,9 @@ struct CaseData {
 
   Batch batch() const;
   KvCache cache();  // of layers with a cache
-  // What the elements of a row of the cache are multiplied by; `scales` is key_scale or value_scale. Dense: of row
-  // `page`.
-  float scale_of(const OwnedTensor& scales, int64_t request, int64_t page, int64_t offset, int64_t head) const;
+  // What the elements of a row of keys or values are multiplied by. `scales` is key_scale or value_scale; `of_token` the
+  // index there of scales of tokens: {page, offset, head}, dense {row, head, 0}.
+  float scale_of(const OwnedTensor& scales, int64_t request, int64_t head, std::initializer_list<int64_t> of_token) const;
   // The out_scale of a call with so many rows and heads: the one that is given, or memory at odd strides for those that
   // are chosen; nothing where outputs are not of 8 bits.
   OwnedTensor output_scale(int64_t num_rows, int64_t num_heads) const;
@@ -117,7 +117,7 @@ struct CaseData {
   void make_tokens(const Case& c, Draw& draw);
   void make_cache(const Case& c, Draw& draw);
   // All different, none of them 1, and at odd strides. Those of tokens are written with the tokens.
-  OwnedTensor draw_scales(CacheScales granularity, Draw& draw) const;
+  OwnedTensor draw_scales(KvScales granularity, Draw& draw) const;
   void make_operands(const Case& c, Draw& draw);
 
   const Case& case_;

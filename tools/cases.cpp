@@ -162,14 +162,14 @@ void draw_layer(Draw& draw, bool small, Case& c) {
   }
   if (draw.one_in(3)) {
     layer.kv_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e5m2, DType::i8});
-    (layer.cache ? layer.cache->scales : layer.dense_scales) = draw.pick<CacheScales>(
-        {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head});
+    layer.kv_scales = draw.pick<KvScales>(
+        {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head, KvScales::per_token_head});
   }
   if (draw.one_in(8)) layer.output_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e5m2});
   if (draw.one_in(size_bytes(layer.kv_dtype) == 1 ? 3 : 12)) {
     layer.query_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e4m3, DType::f8e5m2});
     c.query_scales =
-        draw.pick<CacheScales>({CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head});
+        draw.pick<KvScales>({KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head});
   }
   draw_shown_keys(draw, layer);
   if (layer.output_dtype && size_bytes(*layer.output_dtype) == 1 && draw.one_in(2)) {
@@ -335,8 +335,8 @@ std::string describe(const Case& c) {
   if (layer.output_scales != OutputScales::per_tensor) {
     text += fmt::format(" output scales {}", to_string(layer.output_scales));
   }
+  if (layer.kv_scales != KvScales::none) text += fmt::format(" scales {}", to_string(layer.kv_scales));
   if (layer.cache) {
-    if (layer.cache->scales != CacheScales::none) text += fmt::format(" scales {}", to_string(layer.cache->scales));
     text += fmt::format(" page {} {}{}", layer.cache->page_size, c.layout.axes, c.layout.interleaved ? " K|V" : "");
   }
   for (const RequestLengths& r : c.requests) text += fmt::format(" {}/{}", r.q_len, r.kv_len);

@@ -213,7 +213,7 @@ class CaseRun {
       query_scale = query_scale.slice(0, *alone.request, *alone.request + 1);
     }
     KvCache own = layer_.cache ? cache() : KvCache{key_.view(), value_.view(), key_scale_.view(), value_scale_.view()};
-    if (alone.request && layer_.kv_scales() == CacheScales::per_request_head) {
+    if (alone.request && layer_.kv_scales == KvScales::per_request_head) {
       for (Tensor* of : {&own.key_scale, &own.value_scale}) *of = of->slice(0, *alone.request, *alone.request + 1);
     }
     if (layer_.cache) {
@@ -221,7 +221,7 @@ class CaseRun {
     } else {
       const auto from_first = [&](Tensor& rows) { rows = rows.slice(0, alone.first_row, rows.shape[0]); };
       for (Tensor* rows : {&own.key, &own.value}) from_first(*rows);
-      if (layer_.dense_scales == CacheScales::per_token_head) {
+      if (layer_.kv_scales == KvScales::per_token_head) {
         for (Tensor* rows : {&own.key_scale, &own.value_scale}) from_first(*rows);
       }
       attention_.forward(query, own.key, own.value, plan, out.view(), lse.view(), {}, scale.view(), query_scale,
@@ -272,13 +272,13 @@ class CaseRun {
   // format's largest number.
   void write_row(const CaseData& expected, const Tensor& source, int64_t token, int64_t page, int64_t offset, int64_t h,
                  const Tensor& pages, OwnedTensor& scales) const {
-    if (layer_.cache->scales == CacheScales::per_token_head) {
+    if (layer_.kv_scales == KvScales::per_token_head) {
       float largest = 0;
       for (int64_t d = 0; d < pages.shape[3]; ++d) largest = std::max(largest, std::fabs(load(source, {token, h, d})));
       const float row_scale = largest / static_cast<float>(stored_range(layer_.kv_dtype).largest);
       store(scales.view(), {page, offset, h}, row_scale);
     }
-    const float scale = expected.scale_of(scales, data_.slot_requests[token], page, offset, h);
+    const float scale = expected.scale_of(scales, data_.slot_requests[token], h, {page, offset, h});
     for (int64_t d = 0; d < pages.shape[3]; ++d) {
       store(pages, {page, offset, h, d}, load(source, {token, h, d}) / scale);
     }

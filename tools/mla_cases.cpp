@@ -20,7 +20,6 @@ MlaSpec MlaCase::spec() const {
   spec.output_dtype = layer.output_dtype;
   spec.output_scales = layer.output_scales;
   spec.cache_dtype = cache_dtype;
-  if (cache_dtype) spec.cache.scales = CacheScales::per_tensor;
   spec.cache.page_size = options.page_size;
   spec.scale = layer.scale;
   spec.mask = layer.mask;
@@ -39,6 +38,7 @@ void fit_layer(Draw& draw, DeviceKind device, LayerSpec& layer) {
   layer.num_kv_heads = layer.num_q_heads;
   if (is_float8(layer.query_dtype)) layer.query_dtype = DType::bf16;
   layer.kv_dtype = layer.query_dtype;
+  layer.kv_scales = KvScales::none;
   layer.alibi_per_request = false;
   layer.alibi_slopes.clear();
   if (!layer.sinks.empty()) layer.sinks.resize(static_cast<size_t>(layer.num_q_heads));

@@ -136,12 +136,12 @@ LayerSpec plain_spec(const Fields& config, const ServingOptions& options) {
   spec.query_dtype = dtype_of(config, options.dtype);
   spec.kv_dtype = options.kv_dtype.value_or(spec.query_dtype);
   const bool has_scales = size_bytes(spec.kv_dtype) == 1;
-  if (options.cache_scales && !has_scales) {
-    refuse("kv-scales", std::string(to_string(*options.cache_scales)),
+  if (options.kv_scales && !has_scales) {
+    refuse("kv-scales", std::string(to_string(*options.kv_scales)),
            fmt::format("none, or an 8-bit cache: this one is of {}", to_string(spec.kv_dtype)));
   }
-  spec.cache = CacheSpec{options.page_size,
-                         has_scales ? options.cache_scales.value_or(CacheScales::per_tensor) : CacheScales::none};
+  if (has_scales) spec.kv_scales = options.kv_scales.value_or(KvScales::per_tensor);
+  spec.cache = CacheSpec{options.page_size};
   return spec;
 }
 

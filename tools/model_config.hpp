@@ -17,7 +17,7 @@ struct ServingOptions {
   int32_t page_size = 16;
   std::string dtype = "auto";                    // of queries, cache and output: bf16, f16, or the config's own
   std::optional<DType> kv_dtype = {};            // of the cache, where it is another
-  std::optional<CacheScales> cache_scales = {};  // of an 8-bit cache; not given: per_tensor
+  std::optional<KvScales> kv_scales = {};  // of an 8-bit cache; not given: per_tensor
 };
 
 // Layers of one model that are alike.

@@ -19,7 +19,7 @@ void fit_layer(const ParallelCase& c, DeviceKind device, LayerSpec& layer) {
   if (layer.type != AttentionType::decoder || !layer.cache) {
     layer.type = AttentionType::decoder;
     layer.cache = CacheSpec{16};
-    layer.dense_scales = CacheScales::none;
+    layer.kv_scales = KvScales::none;
     layer.kv_dtype = layer.query_dtype;
   }
   if (device == DeviceKind::cpu && layer.head_dim > 128) layer.head_dim = layer.head_dim_v = 72;  // the oracle is slow

@@ -28,6 +28,7 @@ reference::Result expected_of(const Case& c, CaseData& data) {
   new_tokens.key_run = KeyRun::new_tokens;
   new_tokens.cache.reset();
   new_tokens.kv_dtype = layer.query_dtype;
+  new_tokens.kv_scales = KvScales::none;
   batch.block_table = batch.slot_mapping = {};
   const reference::Result of_new_tokens =
       reference::attention(new_tokens, batch, data.query.view(), data.key.view(), data.value.view());
@@ -74,7 +75,7 @@ RankCache::RankCache(const ParallelCase& c, CaseData& whole, const Shard& shard)
   }
   key = OwnedTensor(layer.kv_dtype, {num_pages, page_size, layer.num_kv_heads, layer.head_dim});
   value = OwnedTensor(layer.kv_dtype, {num_pages, page_size, layer.num_kv_heads, layer.value_dim()});
-  const bool scales_of_tokens = layer.cache->scales == CacheScales::per_token_head;
+  const bool scales_of_tokens = layer.kv_scales == KvScales::per_token_head;
   if (scales_of_tokens) {
     key_scale = OwnedTensor(DType::f32, {num_pages, page_size, layer.num_kv_heads});
     value_scale = OwnedTensor(DType::f32, {num_pages, page_size, layer.num_kv_heads});

@@ -33,10 +33,10 @@ struct Options {
 const std::map<std::string, DType> kCacheDTypes = {{"bf16", DType::bf16},     {"f16", DType::f16},
                                                    {"f32", DType::f32},       {"f8e4m3", DType::f8e4m3},
                                                    {"f8e5m2", DType::f8e5m2}, {"i8", DType::i8}};
-const std::map<std::string, CacheScales> kScales = {{"per_tensor", CacheScales::per_tensor},
-                                                    {"per_head", CacheScales::per_head},
-                                                    {"per_request_head", CacheScales::per_request_head},
-                                                    {"per_token_head", CacheScales::per_token_head}};
+const std::map<std::string, KvScales> kScales = {{"per_tensor", KvScales::per_tensor},
+                                                    {"per_head", KvScales::per_head},
+                                                    {"per_request_head", KvScales::per_request_head},
+                                                    {"per_token_head", KvScales::per_token_head}};
 const std::map<std::string, PlannerUse> kPlanners = {
     {"none", PlannerUse::none}, {"host", PlannerUse::host}, {"device", PlannerUse::device}};
 
@@ -59,7 +59,7 @@ void add_model_options(CLI::App& command, Options& options) {
       ->check(CLI::IsMember(kCacheDTypes));
   command
       .add_option_function<std::string>(
-          "--kv-scales", [&](const std::string& name) { options.serving.cache_scales = kScales.at(name); },
+          "--kv-scales", [&](const std::string& name) { options.serving.kv_scales = kScales.at(name); },
           "What has a scale of its own in an 8-bit cache; default: per_tensor")
       ->check(CLI::IsMember(kScales));
 }
@@ -141,7 +141,7 @@ void print_kind(const LayerKind& kind, const Options& options) {
                                                : fmt::format("{}/{}", spec.head_dim, spec.value_dim()),
              spec.kv_dtype == spec.query_dtype ? fmt::format("{}", to_string(spec.query_dtype))
                                                : fmt::format("{} over {}, scales {}", to_string(spec.query_dtype),
-                                                             to_string(spec.kv_dtype), to_string(spec.cache->scales)),
+                                                             to_string(spec.kv_dtype), to_string(spec.kv_scales)),
              spec.cache ? fmt::format("pages of {}", spec.cache->page_size) : "dense keys",
              spec.softcap > 0 ? fmt::format(", softcap {}", spec.softcap) : "", spec.sinks.empty() ? "" : ", sinks");
   fmt::print("  mask: {}\n", spec.effective_mask().text());

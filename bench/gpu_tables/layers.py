@@ -50,7 +50,8 @@ class Layer:
             head_dim_v=self.heads.dim_v,
             query_dtype=self.query_dtype,
             kv_dtype=self.kv_dtype,
-            cache=qkv.CacheSpec(page_size=self.page, scales=self.scales) if self.page else None,
+            kv_scales=self.scales,
+            cache=qkv.CacheSpec(page_size=self.page) if self.page else None,
             mask=self.mask,
         )
 

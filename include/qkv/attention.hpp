@@ -19,7 +19,7 @@ namespace qkv {
 struct KvCache {
   Tensor key;    // kv_dtype [num_pages, page_size, num_kv_heads, head_dim]
   Tensor value;  // kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v]
-  // Of 8-bit caches, and no others: f32, finite and above 0, of the shape that CacheSpec::scales says, any
+  // Of 8-bit caches, and no others: f32, finite and above 0, of the shape that LayerSpec::kv_scales says, any
   // strides. They are read when the work runs, so that they may change between replays of a graph.
   Tensor key_scale = {};
   Tensor value_scale = {};
@@ -73,7 +73,7 @@ class QKV_EXPORT Attention {
 
   // For layers without a cache: key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v; with a
   // shard or a key_run, the rows of the keys that the layer is shown. key_scale, value_scale: of 8-bit ones and no
-  // others, as in KvCache, of the shape that LayerSpec::dense_scales says.
+  // others, as in KvCache, of the shape that LayerSpec::kv_scales says.
   void forward(const Tensor& query, const Tensor& key, const Tensor& value, const Plan& plan, const Tensor& out,
                const Tensor& lse = {}, Stream stream = {}, const Tensor& out_scale = {}, const Tensor& query_scale = {},
                const Tensor& key_scale = {}, const Tensor& value_scale = {}) const;

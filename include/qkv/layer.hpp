@@ -24,7 +24,7 @@ QKV_EXPORT std::string_view to_string(AttentionType type);
 
 // What has a scale of its own in 8-bit keys and values, key and value apart: x is stored as x / scale and read as
 // stored · scale. The scales are tensors in KvCache, or beside dense keys and values, of the shapes below.
-enum class CacheScales : uint8_t {
+enum class KvScales : uint8_t {
   none,              // keys and values of 16- and 32-bit floats
   per_tensor,        // [1]
   per_head,          // [num_kv_heads]
@@ -34,7 +34,7 @@ enum class CacheScales : uint8_t {
   per_token_head,
 };
 
-QKV_EXPORT std::string_view to_string(CacheScales scales);
+QKV_EXPORT std::string_view to_string(KvScales scales);
 
 // What has a scale of its own in an output of 8-bit floats, which is the result / scale. The scales are forward's
 // out_scale, of the shapes below.
@@ -49,7 +49,6 @@ QKV_EXPORT std::string_view to_string(OutputScales scales);
 // serves every layout.
 struct CacheSpec {
   int32_t page_size = 16;  // tokens a page, any number >= 1
-  CacheScales scales = CacheScales::none;
 };
 
 struct LayerSpec {
@@ -60,13 +59,13 @@ struct LayerSpec {
 
   DType query_dtype = DType::f32;  // of 8-bit floats: forward takes a query_scale
   DType kv_dtype = DType::f32;     // of the cache, or of dense keys and values; may be 8-bit
+  KvScales kv_scales = KvScales::none;
   std::optional<DType> output_dtype =
       {};  // not given: query_dtype, or bf16 if that is 8-bit. 8-bit floats: forward takes an out_scale
   OutputScales output_scales = OutputScales::per_tensor;  // of outputs of 8-bit floats
 
   AttentionType type = AttentionType::decoder;
-  std::optional<CacheSpec> cache = {};           // not given: keys and values are dense tensors
-  CacheScales dense_scales = CacheScales::none;  // of 8-bit keys and values that are dense
+  std::optional<CacheSpec> cache = {};  // not given: keys and values are dense tensors
 
   // The whole mask, windows included (mask.hpp). Not given: the type's default.
   std::optional<Mask> mask = {};
@@ -84,7 +83,6 @@ struct LayerSpec {
 
   int32_t group_size() const { return num_q_heads / num_kv_heads; }
   int32_t value_dim() const { return head_dim_v != 0 ? head_dim_v : head_dim; }
-  CacheScales kv_scales() const { return cache ? cache->scales : dense_scales; }
   QKV_EXPORT DType out_dtype() const;
   QKV_EXPORT float effective_scale() const;
   QKV_EXPORT Mask effective_mask() const;

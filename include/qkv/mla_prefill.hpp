@@ -33,7 +33,7 @@ struct MlaSpec {
   // Not given: dtype. 8-bit floats: forward takes an out_scale.
   std::optional<DType> output_dtype = {};
   OutputScales output_scales = OutputScales::per_tensor;
-  // Not given: dtype. 8-bit floats or i8, with cache.scales per_tensor: forward takes a latent_scale.
+  // Not given: dtype. 8-bit floats or i8: forward takes a latent_scale.
   std::optional<DType> cache_dtype = {};
   CacheSpec cache = {};
 

@@ -25,7 +25,7 @@ struct VarlenArguments {
   Tensor sinks = {};         // f32 [num_q_heads]
   Tensor out = {};           // [>= num_tokens, num_q_heads, head_dim_v]
   Tensor lse = {};           // f32 [num_q_heads, >= num_tokens], if wanted
-  Tensor key_scale = {};     // of 8-bit keys: f32, its shape as in CacheScales
+  Tensor key_scale = {};     // of 8-bit keys: f32, its shape as in KvScales
   Tensor value_scale = {};   // likewise
   Tensor out_scale = {};     // f32, with an out of 8-bit floats: its shape as in OutputScales
   Tensor query_scale = {};   // f32, with a query of 8-bit floats: its shape as in Attention::forward

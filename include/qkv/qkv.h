@@ -85,7 +85,7 @@ typedef int32_t qkv_attention_type;
 enum { QKV_DECODER = 0, QKV_ENCODER_ONLY = 1, QKV_ENCODER = 2, QKV_ENCODER_DECODER = 3 };
 
 // What has a scale of its own in 8-bit keys and values.
-typedef int32_t qkv_cache_scales;
+typedef int32_t qkv_kv_scales;
 enum {
   QKV_SCALES_NONE = 0,              // of 16- and 32-bit floats
   QKV_SCALES_PER_TENSOR = 1,        // [1]
@@ -121,12 +121,12 @@ typedef struct qkv_layer_spec {
   int32_t head_dim_v;  // 0 = head_dim
   qkv_dtype query_dtype;
   qkv_dtype kv_dtype;
+  qkv_kv_scales kv_scales;   // of 8-bit keys and values
   int32_t has_output_dtype;  // 0: query_dtype, or bf16 if that is 8-bit
   qkv_dtype output_dtype;
   qkv_attention_type type;
   int32_t has_cache;              // 0: keys and values are dense tensors
   int32_t page_size;              // of the cache
-  qkv_cache_scales cache_scales;  // of the cache, or of dense keys and values, if they are 8-bit
   const char* mask;   // text as parse_mask in mask.hpp reads it: "causal & window(127, 0)". NULL: the type's default
   int32_t has_scale;  // 0: 1 / sqrt(head_dim)
   float scale;
@@ -216,7 +216,7 @@ QKV_EXPORT void qkv_batch_init(qkv_batch* batch, size_t struct_size);
 typedef struct qkv_kv_cache {
   qkv_tensor key;        // kv_dtype [num_pages, page_size, num_kv_heads, head_dim]
   qkv_tensor value;      // kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v]
-  qkv_tensor key_scale;  // f32, of 8-bit caches and no others: its shape as cache_scales says
+  qkv_tensor key_scale;  // f32, of 8-bit caches and no others: its shape as kv_scales says
   qkv_tensor value_scale;
 } qkv_kv_cache;
 
@@ -292,7 +292,7 @@ QKV_EXPORT qkv_status qkv_attention_forward(const qkv_attention* attention, cons
                                             const qkv_tensor* lse, const qkv_tensor* out_scale,
                                             const qkv_tensor* query_scale, qkv_stream stream);
 // Layers without one. key [sum of seq_lens, num_kv_heads, head_dim], value likewise with head_dim_v; key_scale and
-// value_scale f32 of the shape of the layer's cache_scales for 8-bit ones, else NULL.
+// value_scale f32 of the shape of the layer's kv_scales for 8-bit ones, else NULL.
 QKV_EXPORT qkv_status qkv_attention_forward_dense(const qkv_attention* attention, const qkv_tensor* query,
                                                   const qkv_tensor* key, const qkv_tensor* value, const qkv_plan* plan,
                                                   const qkv_tensor* out, const qkv_tensor* lse,
@@ -390,7 +390,7 @@ typedef struct qkv_mla_spec {
   qkv_output_scales output_scales;
   int32_t has_cache_dtype;  // 0: dtype
   qkv_dtype cache_dtype;
-  qkv_cache_scales cache_scales;
+  int32_t reserved;  // 0
 } qkv_mla_spec;
 
 QKV_EXPORT void qkv_mla_spec_init(qkv_mla_spec* spec, size_t struct_size);

@@ -17,10 +17,10 @@ constexpr bool same(int32_t number, Enum value) {
 static_assert(same(QKV_F32, DType::f32) && same(QKV_F16, DType::f16) && same(QKV_BF16, DType::bf16));
 static_assert(same(QKV_F8E4M3, DType::f8e4m3) && same(QKV_I32, DType::i32) && same(QKV_I64, DType::i64));
 static_assert(same(QKV_F8E5M2, DType::f8e5m2) && same(QKV_I8, DType::i8));
-static_assert(same(QKV_SCALES_NONE, CacheScales::none) && same(QKV_SCALES_PER_TENSOR, CacheScales::per_tensor));
-static_assert(same(QKV_SCALES_PER_HEAD, CacheScales::per_head));
-static_assert(same(QKV_SCALES_PER_REQUEST_HEAD, CacheScales::per_request_head));
-static_assert(same(QKV_SCALES_PER_TOKEN_HEAD, CacheScales::per_token_head));
+static_assert(same(QKV_SCALES_NONE, KvScales::none) && same(QKV_SCALES_PER_TENSOR, KvScales::per_tensor));
+static_assert(same(QKV_SCALES_PER_HEAD, KvScales::per_head));
+static_assert(same(QKV_SCALES_PER_REQUEST_HEAD, KvScales::per_request_head));
+static_assert(same(QKV_SCALES_PER_TOKEN_HEAD, KvScales::per_token_head));
 static_assert(same(QKV_OUTPUT_SCALES_PER_TENSOR, OutputScales::per_tensor));
 static_assert(same(QKV_OUTPUT_SCALES_PER_TOKEN_GROUP, OutputScales::per_token_group));
 static_assert(same(QKV_SCALES_GIVEN, ScaleSource::given) && same(QKV_SCALES_CHOSEN, ScaleSource::chosen));
@@ -131,14 +131,10 @@ LayerSpec from_c(const qkv_layer_spec* spec) {
   layer.head_dim_v = given.head_dim_v;
   layer.query_dtype = dtype_from_c(given.query_dtype, "query_dtype");
   layer.kv_dtype = dtype_from_c(given.kv_dtype, "kv_dtype");
+  layer.kv_scales = enum_from_c(given.kv_scales, KvScales::per_token_head, "kv_scales");
   if (is_set(given.has_output_dtype)) layer.output_dtype = dtype_from_c(given.output_dtype, "output_dtype");
   layer.type = enum_from_c(given.type, AttentionType::encoder_decoder, "type");
-  const auto scales = enum_from_c(given.cache_scales, CacheScales::per_token_head, "cache_scales");
-  if (is_set(given.has_cache)) {
-    layer.cache = CacheSpec{given.page_size, scales};
-  } else {
-    layer.dense_scales = scales;
-  }
+  if (is_set(given.has_cache)) layer.cache = CacheSpec{given.page_size};
   if (given.mask != nullptr) layer.mask = mask_from_c(given.mask);
   if (is_set(given.has_scale)) layer.scale = given.scale;
   layer.softcap = given.softcap;
@@ -161,7 +157,7 @@ MlaSpec from_c(const qkv_mla_spec* spec) {
   layer.v_head_dim = given.v_head_dim;
   layer.kv_lora_rank = given.kv_lora_rank;
   layer.dtype = dtype_from_c(given.dtype, "dtype");
-  layer.cache = {given.page_size, enum_from_c(given.cache_scales, CacheScales::per_token_head, "cache_scales")};
+  layer.cache = {given.page_size};
   if (is_set(given.has_cache_dtype)) layer.cache_dtype = dtype_from_c(given.cache_dtype, "cache_dtype");
   layer.output_scales = enum_from_c(given.output_scales, OutputScales::per_token_group, "output_scales");
   if (is_set(given.has_output_dtype)) layer.output_dtype = dtype_from_c(given.output_dtype, "output_dtype");
@@ -169,6 +165,7 @@ MlaSpec from_c(const qkv_mla_spec* spec) {
   if (is_set(given.has_scale)) layer.scale = given.scale;
   layer.softcap = given.softcap;
   layer.sinks = copy_array(given.sinks, given.num_sinks, "sinks");
+  if (given.reserved != 0) refuse("reserved", given.reserved, "0");
   return layer;
 }
 

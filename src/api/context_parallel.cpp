@@ -100,6 +100,7 @@ LayerSpec new_tokens_layer(LayerSpec layer, const Heads& heads) {
   layer.num_q_heads = heads.count();
   layer.num_kv_heads = heads.kv_end - heads.kv_begin;
   layer.kv_dtype = layer.query_dtype;
+  layer.kv_scales = KvScales::none;
   layer.cache.reset();
   layer.mask = mask::with_first_head(layer.effective_mask(), heads.begin);
   layer.alibi_slopes = heads.of(layer.alibi_slopes);

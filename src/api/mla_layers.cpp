@@ -79,14 +79,9 @@ Reasons own_reasons(const MlaSpec& spec) {
   if (is_8bit(spec.dtype)) {
     reasons.push_back(fmt::format("dtype: got {}; allowed: f32, f16 or bf16", to_string(spec.dtype)));
   }
-  const bool has_scale = is_8bit(spec.latent_dtype());
-  if (spec.latent_dtype() != spec.dtype && !has_scale) {
+  if (spec.latent_dtype() != spec.dtype && !is_8bit(spec.latent_dtype())) {
     reasons.push_back(fmt::format("cache_dtype: got {}; allowed: dtype = {}, f8e4m3, f8e5m2 or i8",
                                   to_string(spec.latent_dtype()), to_string(spec.dtype)));
-  }
-  if (const CacheScales scales = has_scale ? CacheScales::per_tensor : CacheScales::none; spec.cache.scales != scales) {
-    reasons.push_back(fmt::format("cache.scales: got {}; allowed: {} with latents of {}", to_string(spec.cache.scales),
-                                  to_string(scales), to_string(spec.latent_dtype())));
   }
   for (const OperandDeclaration& operand : operands_of(spec.mask.value_or(mask::causal()))) {
     for (const char* own : {mask::kPositionShift, mask::kKeyShift, mask::kRequestNumber}) {

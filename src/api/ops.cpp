@@ -26,12 +26,12 @@ std::vector<float> read_per_head(const Tensor& tensor, const char* name) {
 }
 
 // What the scales of a single call belong to, by their shape.
-CacheScales scales_of(const Tensor& keys, const Tensor& scale, const char* name) {
-  if (!is_8bit(keys.dtype)) return CacheScales::none;
+KvScales scales_of(const Tensor& keys, const Tensor& scale, const char* name) {
+  if (!is_8bit(keys.dtype)) return KvScales::none;
   check_given(scale, name, "f32, since keys and values are 8-bit");
-  if (scale.rank == 1) return scale.shape[0] == 1 ? CacheScales::per_tensor : CacheScales::per_head;
-  if (scale.rank == 2) return CacheScales::per_request_head;
-  return CacheScales::per_token_head;
+  if (scale.rank == 1) return scale.shape[0] == 1 ? KvScales::per_tensor : KvScales::per_head;
+  if (scale.rank == 2) return KvScales::per_request_head;
+  return KvScales::per_token_head;
 }
 
 // The layer that the tensors of a varlen call amount to.
@@ -54,12 +54,8 @@ LayerSpec layer_of(const VarlenArguments& arguments) {
   layer.kv_dtype = arguments.key.dtype;
   layer.output_dtype = arguments.out.dtype;
   layer.output_scales = output_scales(arguments.out_scale);
-  const CacheScales scales = scales_of(arguments.key, arguments.key_scale, "key_scale");
-  if (paged) {
-    layer.cache = CacheSpec{static_cast<int32_t>(arguments.key.shape[1]), scales};
-  } else {
-    layer.dense_scales = scales;
-  }
+  layer.kv_scales = scales_of(arguments.key, arguments.key_scale, "key_scale");
+  if (paged) layer.cache = CacheSpec{static_cast<int32_t>(arguments.key.shape[1])};
   layer.mask = arguments.mask;
   layer.scale = arguments.scale;
   layer.softcap = arguments.softcap;
@@ -154,8 +150,8 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, c
   check_rank(cache.key, "cache.key", 4, "[num_pages, page_size, num_kv_heads, head_dim]");
   check_rank(cache.value, "cache.value", 4, "[num_pages, page_size, num_kv_heads, head_dim_v]");
   if (!is_8bit(cache.key.dtype)) check_float16_or_32(cache.key, "cache.key");
-  const CacheScales scales = scales_of(cache.key, cache.key_scale, "cache.key_scale");
-  if (scales == CacheScales::per_request_head) {
+  const KvScales scales = scales_of(cache.key, cache.key_scale, "cache.key_scale");
+  if (scales == KvScales::per_request_head) {
     refuse("cache.key_scale", cache.key_scale.describe(),
            "[1], [num_kv_heads] or [num_pages, page_size, num_kv_heads]: scales per request take update_cache");
   }
@@ -164,7 +160,8 @@ void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, c
   layer.head_dim = static_cast<int32_t>(cache.key.shape[3]);
   layer.head_dim_v = static_cast<int32_t>(cache.value.shape[3]);
   layer.kv_dtype = cache.key.dtype;
-  layer.cache = CacheSpec{static_cast<int32_t>(cache.key.shape[1]), scales};
+  layer.kv_scales = scales;
+  layer.cache = CacheSpec{static_cast<int32_t>(cache.key.shape[1])};
   const Device device = cache.key.device;
   api::check_cache(layer, device, cache, -1);
   api::check_scales(layer, device, cache, 0);

@@ -44,7 +44,7 @@ std::vector<Fact> facts_of(const ContextParallelSpec& spec) {
       {"layer.output_scales", static_cast<int64_t>(layer.output_scales)},
       {"layer.type", static_cast<int64_t>(layer.type)},
       {"layer.cache.page_size", layer.cache ? layer.cache->page_size : 0},
-      {"layer.cache.scales", layer.cache ? static_cast<int64_t>(layer.cache->scales) : 0},
+      {"layer.kv_scales", static_cast<int64_t>(layer.kv_scales)},
       {"layer.mask", static_cast<int64_t>(layer.effective_mask().hash()), true},
       {"layer.scale", std::bit_cast<int32_t>(layer.scale.value_or(0)), true},
       {"layer.softcap", std::bit_cast<int32_t>(layer.softcap), true},

@@ -41,23 +41,23 @@ void check_absent_scale(const Tensor& scale, const char* name, DType dtype) {
 void check_scale_shape(const Tensor& scale, const char* name, const LayerSpec& layer, const Tensor& key,
                        int32_t num_requests) {
   const int64_t num_kv_heads = layer.num_kv_heads;
-  switch (layer.kv_scales()) {
-    case CacheScales::none:
+  switch (layer.kv_scales) {
+    case KvScales::none:
       break;
-    case CacheScales::per_tensor:
+    case KvScales::per_tensor:
       check_rank(scale, name, 1, "[1], per_tensor");
       check_extent(scale, name, 0, 1, "one scale");
       break;
-    case CacheScales::per_head:
+    case KvScales::per_head:
       check_rank(scale, name, 1, "[num_kv_heads], per_head");
       check_extent(scale, name, 0, num_kv_heads, "num_kv_heads");
       break;
-    case CacheScales::per_request_head:
+    case KvScales::per_request_head:
       check_rank(scale, name, 2, "[num_requests, num_kv_heads], per_request_head");
       check_extent(scale, name, 0, num_requests, "num_requests");
       check_extent(scale, name, 1, num_kv_heads, "num_kv_heads");
       break;
-    case CacheScales::per_token_head:
+    case KvScales::per_token_head:
       if (!layer.cache) {
         check_rank(scale, name, 3, "[num_keys, num_kv_heads, 1], per_token_head");
         check_extent(scale, name, 0, key.shape[0], "the key's rows");
@@ -140,7 +140,7 @@ void check_scales(const LayerSpec& layer, Device device, const KvCache& keys, in
   const std::string prefix = layer.cache ? "cache." : "";
   for (const auto& [scale, name] :
        {std::pair{&keys.key_scale, prefix + "key_scale"}, {&keys.value_scale, prefix + "value_scale"}}) {
-    if (layer.kv_scales() == CacheScales::none) {
+    if (layer.kv_scales == KvScales::none) {
       check_absent_scale(*scale, name.c_str(), layer.kv_dtype);
       continue;
     }
@@ -148,7 +148,7 @@ void check_scales(const LayerSpec& layer, Device device, const KvCache& keys, in
     check_dtype(*scale, name.c_str(), DType::f32);
     check_device(*scale, name.c_str(), device);
     // Those of tokens may be anything where nobody reads the token.
-    const bool is_read_whole = layer.kv_scales() != CacheScales::per_token_head;
+    const bool is_read_whole = layer.kv_scales != KvScales::per_token_head;
     if (is_read_whole && device.kind == DeviceKind::cpu) check_scale_values(*scale, name.c_str());
   }
 }
@@ -156,7 +156,7 @@ void check_scales(const LayerSpec& layer, Device device, const KvCache& keys, in
 void check_cache_slots(const LayerSpec& layer, const KvCache& cache, int64_t max_slot) {
   check_writable_layout(cache.key, "cache.key");
   check_writable_layout(cache.value, "cache.value");
-  if (layer.cache->scales == CacheScales::per_token_head) {
+  if (layer.kv_scales == KvScales::per_token_head) {
     check_writable_layout(cache.key_scale, "cache.key_scale");
     check_writable_layout(cache.value_scale, "cache.value_scale");
   }
@@ -222,7 +222,7 @@ void check_query_scale(const LayerSpec& layer, Device device, const Tensor& quer
   const bool of_requests = query_scale.rank == 2;
   check_rank(query_scale, kName, of_requests ? 2 : 1, kAxes);
   if (of_requests) check_extent(query_scale, kName, 0, num_requests, "num_requests");
-  if (query_scales(query_scale) != CacheScales::per_tensor) {
+  if (query_scales(query_scale) != KvScales::per_tensor) {
     check_extent(query_scale, kName, of_requests ? 1 : 0, layer.num_kv_heads, "num_kv_heads");
   }
   check_dtype(query_scale, kName, DType::f32);
@@ -337,18 +337,17 @@ void check_plan_fits(const LayerSpec& layer, uint64_t mask_hash, const plan::Pla
   }
   const LayerSpec& made_for = plan.layer;
   const auto page_size = [](const LayerSpec& spec) { return spec.cache ? spec.cache->page_size : 0; };
-  const auto scales = [](const LayerSpec& spec) { return to_string(spec.kv_scales()); };
   check_same("num_q_heads", made_for.num_q_heads, layer.num_q_heads);
   check_same("num_kv_heads", made_for.num_kv_heads, layer.num_kv_heads);
   check_same("head_dim", made_for.head_dim, layer.head_dim);
   check_same("head_dim_v", made_for.value_dim(), layer.value_dim());
   check_same("query_dtype", to_string(made_for.query_dtype), to_string(layer.query_dtype));
   check_same("kv_dtype", to_string(made_for.kv_dtype), to_string(layer.kv_dtype));
+  check_same("kv_scales", to_string(made_for.kv_scales), to_string(layer.kv_scales));
   check_same("output_dtype", to_string(made_for.out_dtype()), to_string(layer.out_dtype()));
   check_same("output_scales", to_string(made_for.output_scales), to_string(layer.output_scales));
   check_same("type", to_string(made_for.type), to_string(layer.type));
   check_same("cache.page_size", page_size(made_for), page_size(layer));
-  check_same(layer.cache ? "cache.scales" : "dense_scales", scales(made_for), scales(layer));
   check_same("key_run", to_string(made_for.key_run), to_string(layer.key_run));
   check_same("shard.rank", made_for.shard.rank, layer.shard.rank);
   check_same("shard.num_ranks", made_for.shard.num_ranks, layer.shard.num_ranks);

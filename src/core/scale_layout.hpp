@@ -22,21 +22,21 @@ struct ScaleLayout {
 };
 
 // Of a cache or of queries, by a tensor of the shape that the granularity asks for.
-inline ScaleLayout scale_layout(CacheScales granularity, const Tensor& scale) {
+inline ScaleLayout scale_layout(KvScales granularity, const Tensor& scale) {
   ScaleLayout layout;
   layout.data = static_cast<float*>(scale.data);
   switch (granularity) {
-    case CacheScales::none:
-    case CacheScales::per_tensor:
+    case KvScales::none:
+    case KvScales::per_tensor:
       break;
-    case CacheScales::per_head:
+    case KvScales::per_head:
       layout.head_stride = scale.stride[0];
       break;
-    case CacheScales::per_request_head:
+    case KvScales::per_request_head:
       layout.request_stride = scale.stride[0];
       layout.head_stride = scale.stride[1];
       break;
-    case CacheScales::per_token_head:
+    case KvScales::per_token_head:
       layout.page_stride = scale.stride[0];
       layout.token_stride = scale.stride[1];
       layout.head_stride = scale.stride[2];
@@ -47,8 +47,8 @@ inline ScaleLayout scale_layout(CacheScales granularity, const Tensor& scale) {
 
 // Of a layer's keys or values. Dense ones are one page, which holds those of all requests.
 inline ScaleLayout scale_layout(const LayerSpec& layer, const Tensor& scale) {
-  ScaleLayout layout = scale_layout(layer.kv_scales(), scale);
-  if (!layer.cache && layer.dense_scales == CacheScales::per_token_head) {
+  ScaleLayout layout = scale_layout(layer.kv_scales, scale);
+  if (!layer.cache && layer.kv_scales == KvScales::per_token_head) {
     layout.page_stride = 0;
     layout.token_stride = scale.stride[0];
     layout.head_stride = scale.stride[1];
@@ -58,9 +58,9 @@ inline ScaleLayout scale_layout(const LayerSpec& layer, const Tensor& scale) {
 
 // What the scales of a query belong to, by their shape: [1], [num_kv_heads] or [num_requests, num_kv_heads]. One for
 // all, or one of one head, is the same.
-inline CacheScales query_scales(const Tensor& scale) {
-  if (scale.rank == 2) return CacheScales::per_request_head;
-  return scale.shape[0] == 1 ? CacheScales::per_tensor : CacheScales::per_head;
+inline KvScales query_scales(const Tensor& scale) {
+  if (scale.rank == 2) return KvScales::per_request_head;
+  return scale.shape[0] == 1 ? KvScales::per_tensor : KvScales::per_head;
 }
 
 }  // namespace qkv

@@ -15,7 +15,7 @@ namespace {
 struct Side {
   const Tensor& source;
   const Tensor& pages;
-  CacheScales granularity;
+  KvScales granularity;
   ScaleLayout scales;
   const RowKernels& kernels;
 
@@ -28,14 +28,14 @@ struct Side {
     for (int64_t head = 0; head < pages.shape[2]; ++head) {
       const std::byte* row = from + head * source.stride[1] * size_bytes(source.dtype);
       std::byte* target = to + head * pages.stride[2] * size_bytes(pages.dtype);
-      if (granularity == CacheScales::none && source.dtype == pages.dtype) {
+      if (granularity == KvScales::none && source.dtype == pages.dtype) {
         std::memcpy(target, row, dim * size_bytes(pages.dtype));
         continue;
       }
       RowConversion conversion{source.dtype, pages.dtype};
-      if (granularity != CacheScales::none) {
+      if (granularity != KvScales::none) {
         float& scale = *scales.at(request, page, offset, head);
-        if (granularity == CacheScales::per_token_head) {
+        if (granularity == KvScales::per_token_head) {
           scale = index::row_scale(kernels.largest_magnitude(source.dtype, row, dim), largest_8bit(pages.dtype));
         }
         conversion.scaling = Scaling::divided;
@@ -51,7 +51,7 @@ constexpr int64_t kTokensPerTask = 64;
 
 }  // namespace
 
-void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales scales,
+void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, KvScales scales,
                  std::span<const int64_t> slot_mapping, std::span<const int32_t> slot_requests) {
   const auto num_slots = static_cast<int64_t>(slot_mapping.size());
   const int64_t page_size = cache.key.shape[1];

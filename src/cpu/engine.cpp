@@ -227,7 +227,7 @@ class CpuLayer final : public plan::LayerEngine {
   void forward(const plan::ForwardCall& call) const override { Forward(call).run(); }
   void update_cache(const Tensor& key, const Tensor& value, const KvCache& cache, const plan::PlanData& plan,
                     Stream) const override {
-    cpu::cache_write(key, value, cache, plan.layer.cache->scales, plan.slot_mapping, plan.slot_requests);
+    cpu::cache_write(key, value, cache, plan.layer.kv_scales, plan.slot_mapping, plan.slot_requests);
   }
 
  private:
@@ -249,7 +249,7 @@ class CpuEngine final : public plan::Engine {
   std::unique_ptr<plan::LayerEngine> make_layer(const LayerSpec& layer) const override {
     return std::make_unique<CpuLayer>(layer);
   }
-  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales scales,
+  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, KvScales scales,
                    std::span<const int64_t> slot_mapping, Stream) const override {
     cpu::cache_write(key, value, cache, scales, slot_mapping, {});
   }

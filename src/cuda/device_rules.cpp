@@ -45,7 +45,7 @@ plan::DeviceRules device_rules(const LayerSpec& layer, const DeviceFacts& facts)
 }
 
 bool has_common_keys(const LayerSpec& layer) {
-  return layer.cache && layer.cache->scales != CacheScales::per_request_head;
+  return layer.cache && layer.kv_scales != KvScales::per_request_head;
 }
 
 bool planner_shares(int64_t max_requests, bool plans_on_device) {

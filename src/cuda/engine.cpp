@@ -77,7 +77,7 @@ struct SlotArrays {
 };
 
 void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& value, const KvCache& cache,
-                 CacheScales scales, const SlotArrays& slots, const DeviceFacts& facts, jit::CUstream stream) {
+                 KvScales scales, const SlotArrays& slots, const DeviceFacts& facts, jit::CUstream stream) {
   if (slots.most == 0) return;
   CacheWriteParams params{};
   params.sides[0] = side_of(key, cache.key);
@@ -86,11 +86,11 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
   params.num_slots = slots.num_slots;
   params.num_kv_heads = static_cast<int>(cache.key.shape[2]);
   params.page_size = static_cast<int>(cache.key.shape[1]);
-  if (scales != CacheScales::none) {
+  if (scales != KvScales::none) {
     params.scales[0] = scales_at(scale_layout(scales, cache.key_scale));
     params.scales[1] = scales_at(scale_layout(scales, cache.value_scale));
     params.slot_requests = slots.requests;
-    params.token_scales = scales == CacheScales::per_token_head ? 1 : 0;
+    params.token_scales = scales == KvScales::per_token_head ? 1 : 0;
     const int widest = std::max(params.sides[0].head_dim, params.sides[1].head_dim);
     const int tokens_of_warp =
         index::tokens_of_quantising_warp((widest + index::kElementsOfPiece - 1) / index::kElementsOfPiece);
@@ -129,7 +129,7 @@ class CudaLayer final : public plan::LayerEngine {
     placement_.max_shared_rows = device_rules().shared_few_rows;
     placement_.max_rows_of_merges = std::max(kernels_.cut.few_rows, kernels_.cut.rows_per_item);
     merge_ = &jit::kernels().get(plain_source("merge_plan_states", facts.arch));
-    if (layer.cache) cache_write_ = &jit::kernels().get(cache_write_source(layer.cache->scales, facts.arch));
+    if (layer.cache) cache_write_ = &jit::kernels().get(cache_write_source(layer.kv_scales, facts.arch));
     // Who makes the layer's queries calls it in steps that may be captured.
     if (is_float8(layer.query_dtype)) jit::kernels().get(plain_source("quantise", facts.arch));
     if (layer.cache && is_checked_mode()) index_check_.emplace(device_index, facts.arch);
@@ -240,7 +240,7 @@ class CudaLayer final : public plan::LayerEngine {
       index_check_->check_slots(plan, placed.slots, cache.key.shape[0] * cache.key.shape[1], handle_of(stream));
     }
     constexpr int32_t kCtas = 16;  // a multiprocessor's, of 128 threads
-    write_cache(*cache_write_, key, value, cache, plan.layer.cache->scales,
+    write_cache(*cache_write_, key, value, cache, plan.layer.kv_scales,
                 {placed.slots, placed.num_slots, placed.slot_requests, placed.max_slots,
                  placed.grid_of(placed.max_slots, kCtas)},
                 device_facts(device_index_), handle_of(stream));
@@ -367,7 +367,7 @@ class CudaEngine final : public plan::Engine {
     return std::make_unique<CudaLayer>(layer, device_index_);
   }
 
-  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales scales,
+  void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, KvScales scales,
                    std::span<const int64_t> slot_mapping, Stream stream) const override {
     const CurrentDevice current(device_index_);
     const jit::Kernel& kernel = jit::kernels().get(cache_write_source(scales, device_facts(device_index_).arch));

@@ -68,7 +68,7 @@ std::string name_in_words(const LayerSpec& layer, const ForwardKey& key) {
                                  to_string(layer.out_dtype()), layer.head_dim, layer.value_dim(), layer.group_size());
   name += layer.cache ? fmt::format(" page {}", layer.cache->page_size) : " dense";
   if (is_8bit(layer.kv_dtype)) {
-    name += fmt::format(" {} scales {}", to_string(layer.kv_dtype), to_string(layer.kv_scales()));
+    name += fmt::format(" {} scales {}", to_string(layer.kv_dtype), to_string(layer.kv_scales));
   }
   if (layer.output_scales == OutputScales::per_token_group) name += " output scales per_token_group";
   if (layer.key_run != KeyRun::all) name += fmt::format(" keys {}", to_string(layer.key_run));
@@ -102,7 +102,7 @@ int dtype_code(DType dtype) {
   }
 }
 
-bool has_token_scales(const LayerSpec& layer) { return layer.kv_scales() == CacheScales::per_token_head; }
+bool has_token_scales(const LayerSpec& layer) { return layer.kv_scales == KvScales::per_token_head; }
 
 jit::Source forward_source(const LayerSpec& layer, const ForwardKey& key) {
   const mask::Program program = mask::compile(layer.effective_mask());
@@ -125,8 +125,8 @@ jit::Source plain_source(const char* kernel, const std::string& arch) {
   return source;
 }
 
-jit::Source cache_write_source(CacheScales scales, const std::string& arch) {
-  return plain_source(scales == CacheScales::none ? "cache_write" : "cache_quantise", arch);
+jit::Source cache_write_source(KvScales scales, const std::string& arch) {
+  return plain_source(scales == KvScales::none ? "cache_write" : "cache_quantise", arch);
 }
 
 }  // namespace qkv::cuda

@@ -26,7 +26,7 @@ jit::Source forward_source(const LayerSpec& layer, const ForwardKey& key);
 jit::Source plain_source(const char* kernel, const std::string& arch);
 
 // The kernel that writes new tokens to caches with such scales.
-jit::Source cache_write_source(CacheScales scales, const std::string& arch);
+jit::Source cache_write_source(KvScales scales, const std::string& arch);
 
 // 0 f32, 1 f16, 2 bf16, 3 f8e4m3, 4 f8e5m2, 5 i8, as in device code.
 int dtype_code(DType dtype);

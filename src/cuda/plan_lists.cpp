@@ -156,7 +156,7 @@ std::array<size_t, kNumPlanArrays> array_bytes(const LayerSpec& layer, const Pla
   const int64_t all_merges = capacity.few_rows_merges + capacity.many_rows_merges;
   bytes[kMerges] = size_of<MergeItem>(rules.few_rows_sm90 ? capacity.many_rows_merges : all_merges);
   bytes[kSlots] = size_of<int64_t>(capacity.slots);
-  const bool scales_of_requests = layer.cache && layer.cache->scales == CacheScales::per_request_head;
+  const bool scales_of_requests = layer.cache && layer.kv_scales == KvScales::per_request_head;
   if (scales_of_requests) bytes[kSlotRequests] = size_of<int32_t>(capacity.slots);
   bytes[kManyRowsItems] = size_of<WorkItem>(capacity.many_rows_items);
   if (rules.few_rows_sm90) {

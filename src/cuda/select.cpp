@@ -155,7 +155,7 @@ std::vector<jit::Source> reachable_sources(const LayerSpec& layer, const DeviceF
     sources.push_back(device_planner_source(layer, facts));
   }
   sources.push_back(plain_source("merge_plan_states", facts.arch));
-  if (layer.cache) sources.push_back(cache_write_source(layer.cache->scales, facts.arch));
+  if (layer.cache) sources.push_back(cache_write_source(layer.kv_scales, facts.arch));
   if (is_float8(layer.query_dtype)) sources.push_back(plain_source("quantise", facts.arch));
   if (layer.cache && is_checked_mode()) sources.push_back(plain_source("check_indices", facts.arch));
   return sources;

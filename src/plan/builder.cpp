@@ -61,7 +61,7 @@ PlanData build(const LayerSpec& layer, const Batch& batch, const RequestCutter& 
            ErrorCode::unsupported);
   }
   // With scales of their own, requests read other keys from the same bytes.
-  const bool are_keys_own = layer.cache && layer.cache->scales == CacheScales::per_request_head;
+  const bool are_keys_own = layer.cache && layer.kv_scales == KvScales::per_request_head;
   const DeviceRules rules = are_keys_own ? with_shared_rows(device_rules, 0) : device_rules;
   plan.costs = rules.costs;
   const bool may_share = plan.prefix_sharing != PrefixSharing::off && rules.shared_few_rows > 0;

@@ -72,7 +72,7 @@ void check_at_least(const char* name, Int value, Int least) {
 // The device's planner classifies tiles by what it knows of a whole request, and knows no tokens one by one.
 std::optional<Error> reason_against_plans_on_device(const LayerSpec& layer) {
   constexpr const char* kName = "limits.plans_on_device";
-  if (layer.cache && layer.cache->scales == CacheScales::per_request_head) {
+  if (layer.cache && layer.kv_scales == KvScales::per_request_head) {
     return Error(ErrorCode::unsupported, kName, "true, for a cache with scales per request",
                  "false: which request a slot belongs to is found on the host");
   }

@@ -82,7 +82,7 @@ class Engine {
   virtual ~Engine() = default;
   virtual std::unique_ptr<LayerEngine> make_layer(const LayerSpec& layer) const = 0;
   // Slot -1: nothing of the token is read or written. `scales`: what the cache's scales belong to, no requests.
-  virtual void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, CacheScales scales,
+  virtual void cache_write(const Tensor& key, const Tensor& value, const KvCache& cache, KvScales scales,
                            std::span<const int64_t> slot_mapping, Stream stream) const = 0;
   // A state without `out` has values of 0: it takes its part of the weight.
   virtual void merge_states(const std::vector<State>& states, const Tensor& out, const Tensor& lse,

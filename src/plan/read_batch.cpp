@@ -148,7 +148,7 @@ void read_slot_mapping(const Tensor& slots, PlanData& plan) {
   plan.slot_mapping = copy_vector<int64_t>(slots);
   plan.has_slot_mapping = true;
   plan.max_slot = check_slots(plan.slot_mapping);
-  if (plan.layer.cache->scales == CacheScales::per_request_head) read_slot_requests(plan);
+  if (plan.layer.kv_scales == KvScales::per_request_head) read_slot_requests(plan);
 }
 
 // Points each request's mask input at its values.

@@ -22,26 +22,16 @@ struct Feature {
 // Masks of two features hold together: both must see the key.
 void and_mask(LayerSpec& spec, const Mask& mask) { spec.mask = spec.effective_mask() & mask; }
 
-void set_pages(LayerSpec& spec, int32_t page_size) {
-  spec.cache = CacheSpec{page_size, spec.kv_scales()};
-  spec.dense_scales = CacheScales::none;
-}
-
-void set_dense(LayerSpec& spec) {
-  spec.dense_scales = spec.kv_scales();
-  spec.cache.reset();
-}
-
 void set_8bit_keys(LayerSpec& spec, DType dtype) {
   spec.kv_dtype = dtype;
-  (spec.cache ? spec.cache->scales : spec.dense_scales) = CacheScales::per_head;
+  spec.kv_scales = KvScales::per_head;
 }
 
 const std::vector<Feature>& features() {
   static const std::vector<Feature> list = {
-      {"paged cache", Choice::keys, [](LayerSpec& s) { set_pages(s, 16); }},
-      {"page size 1", Choice::keys, [](LayerSpec& s) { set_pages(s, 1); }},
-      {"dense keys", Choice::keys, set_dense},
+      {"paged cache", Choice::keys, [](LayerSpec& s) { s.cache = CacheSpec{16}; }},
+      {"page size 1", Choice::keys, [](LayerSpec& s) { s.cache = CacheSpec{1}; }},
+      {"dense keys", Choice::keys, [](LayerSpec& s) { s.cache.reset(); }},
       {"f16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::f16; }},
       {"bf16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::bf16; }},
       {"fp8 cache", Choice::kv_dtype, [](LayerSpec& s) { set_8bit_keys(s, DType::f8e4m3); }},

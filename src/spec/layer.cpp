@@ -20,17 +20,17 @@ std::string_view to_string(AttentionType type) {
   return "unknown";
 }
 
-std::string_view to_string(CacheScales scales) {
+std::string_view to_string(KvScales scales) {
   switch (scales) {
-    case CacheScales::none:
+    case KvScales::none:
       return "none";
-    case CacheScales::per_tensor:
+    case KvScales::per_tensor:
       return "per_tensor";
-    case CacheScales::per_head:
+    case KvScales::per_head:
       return "per_head";
-    case CacheScales::per_request_head:
+    case KvScales::per_request_head:
       return "per_request_head";
-    case CacheScales::per_token_head:
+    case KvScales::per_token_head:
       return "per_token_head";
   }
   return "unknown";

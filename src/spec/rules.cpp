@@ -24,6 +24,7 @@ class Rules {
     check_heads();
     check_head_dims();
     check_dtypes();
+    check_kv_scales();
     check_cache();
     check_shown_keys();
     check_score_terms();
@@ -48,7 +49,7 @@ class Rules {
   void check_cuda() {
     const bool fp8_query = spec_.query_dtype == DType::f8e4m3 && spec_.kv_dtype == DType::f8e4m3;
     if (spec_.query_dtype != DType::bf16 && spec_.query_dtype != DType::f16 && !fp8_query) {
-      against("query_dtype", to_string(spec_.query_dtype), "bf16, f16 or, with a cache of f8e4m3, f8e4m3 on a GPU",
+      against("query_dtype", to_string(spec_.query_dtype), "bf16, f16 or, with keys and values of f8e4m3, f8e4m3 on a GPU",
               ErrorCode::unsupported);
     }
     const bool cache_8bit = is_8bit(spec_.kv_dtype);
@@ -112,25 +113,18 @@ class Rules {
     }
   }
 
-  void check_scales(const char* name, CacheScales scales) {
-    const bool has_scales = scales != CacheScales::none;
+  void check_kv_scales() {
+    const bool has_scales = spec_.kv_scales != KvScales::none;
     if (has_scales == is_8bit(spec_.kv_dtype)) return;
-    against(name, to_string(scales),
+    against("kv_scales", to_string(spec_.kv_scales),
             fmt::format("{} with kv_dtype {}",
                         has_scales ? "none" : "per_tensor, per_head, per_request_head or per_token_head",
                         to_string(spec_.kv_dtype)));
   }
 
   void check_cache() {
-    if (!spec_.cache) {
-      check_scales("dense_scales", spec_.dense_scales);
-      return;
-    }
+    if (!spec_.cache) return;
     if (spec_.cache->page_size < 1) against("cache.page_size", spec_.cache->page_size, "at least 1 token");
-    check_scales("cache.scales", spec_.cache->scales);
-    if (spec_.dense_scales != CacheScales::none) {
-      against("dense_scales", to_string(spec_.dense_scales), "none with a cache, whose scales are cache.scales");
-    }
     if (spec_.type == AttentionType::encoder || spec_.type == AttentionType::encoder_only) {
       against("cache", fmt::format("pages of {} tokens", spec_.cache->page_size),
               fmt::format("no cache for type {}: its keys are the new tokens themselves", to_string(spec_.type)));

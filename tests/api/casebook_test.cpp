@@ -526,7 +526,7 @@ TEST(casebook, case_076_support_is_answered_without_a_device) {
   const Device gpu{DeviceKind::cuda, 0};
   const auto reasons = explain(layer, gpu);
   ASSERT_EQ(reasons.size(), 1U);
-  EXPECT_EQ(reasons[0], "query_dtype: got f32; allowed: bf16, f16 or, with a cache of f8e4m3, f8e4m3 on a GPU");
+  EXPECT_EQ(reasons[0], "query_dtype: got f32; allowed: bf16, f16 or, with keys and values of f8e4m3, f8e4m3 on a GPU");
   layer.query_dtype = layer.kv_dtype = DType::bf16;
   EXPECT_TRUE(explain(layer, gpu).empty());
   if (num_cuda_devices() == 0) {  // the layer is fine, the machine is not
@@ -552,7 +552,7 @@ TEST(casebook, case_118_refusals_are_one_line_with_value_and_allowed) {
   layer.kv_dtype = DType::i64;
   expect_refused([&] { Attention{layer}; }, ErrorCode::invalid_argument, "kv_dtype");
   layer.kv_dtype = DType::f8e4m3;
-  expect_refused([&] { Attention{layer}; }, ErrorCode::invalid_argument, "dense_scales");
+  expect_refused([&] { Attention{layer}; }, ErrorCode::invalid_argument, "kv_scales");
   layer.kv_dtype = DType::f32;
   layer.query_dtype = DType::i8;
   expect_refused([&] { Attention{layer}; }, ErrorCode::unsupported, "query_dtype");

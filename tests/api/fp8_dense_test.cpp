@@ -16,10 +16,10 @@ using testing::view;
 constexpr auto kInvalid = ErrorCode::invalid_argument;
 constexpr auto kMismatch = ErrorCode::mismatch;
 
-tools::Case dense_case(CacheScales scales, DType dtype = DType::f8e4m3) {
+tools::Case dense_case(KvScales scales, DType dtype = DType::f8e4m3) {
   auto c = case_of(8, 4, 64, {1, 5, 70}, {40, 60, 90}, false);
   c.layer.kv_dtype = dtype;
-  c.layer.dense_scales = scales;
+  c.layer.kv_scales = scales;
   return c;
 }
 
@@ -48,7 +48,7 @@ struct Call {
 };
 
 TEST(fp8_dense, every_granularity_format_and_feature) {
-  for (const CacheScales granularity : kGranularities) {
+  for (const KvScales granularity : kGranularities) {
     for (const DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
       auto c = dense_case(granularity, dtype);
       expect_agrees(c);
@@ -67,13 +67,13 @@ TEST(fp8_dense, every_granularity_format_and_feature) {
 }
 
 TEST(fp8_dense, encoders_shards_and_runs_of_new_tokens) {
-  for (const CacheScales granularity : kGranularities) {
+  for (const KvScales granularity : kGranularities) {
     for (const AttentionType type : {AttentionType::encoder_only, AttentionType::encoder}) {
       auto encoder = case_of(8, 4, 64, {1, 40, 70}, {1, 40, 70}, false);
       encoder.layer.type = type;
       encoder.layer.kv_dtype = encoder.layer.query_dtype = DType::f8e4m3;
-      encoder.layer.dense_scales = encoder.query_scales = granularity;
-      if (granularity == CacheScales::per_token_head) encoder.query_scales = CacheScales::per_head;
+      encoder.layer.kv_scales = encoder.query_scales = granularity;
+      if (granularity == KvScales::per_token_head) encoder.query_scales = KvScales::per_head;
       expect_agrees(encoder);
     }
     auto shard = dense_case(granularity);
@@ -88,7 +88,7 @@ TEST(fp8_dense, encoders_shards_and_runs_of_new_tokens) {
 
 // The shape of the scales says what they belong to; the single call has the bits of the layer's.
 TEST(fp8_dense, the_single_call_reads_the_granularity_from_the_shape) {
-  for (const CacheScales granularity : kGranularities) {
+  for (const KvScales granularity : kGranularities) {
     Call call(dense_case(granularity));
     call.forward();
     const std::vector<float> of_layer = call.out;
@@ -111,38 +111,37 @@ TEST(fp8_dense, the_single_call_reads_the_granularity_from_the_shape) {
 
 TEST(fp8_dense, layers_that_do_not_fit_are_refused) {
   const auto refused = [](const char* argument, const std::function<void(LayerSpec&)>& change) {
-    LayerSpec layer = dense_case(CacheScales::per_head).layer;
+    LayerSpec layer = dense_case(KvScales::per_head).layer;
     change(layer);
     expect_refused([&] { Attention{layer}; }, kInvalid, argument);
   };
-  refused("dense_scales", [](LayerSpec& l) { l.dense_scales = CacheScales::none; });
-  refused("dense_scales", [](LayerSpec& l) { l.kv_dtype = DType::bf16; });
-  refused("dense_scales", [](LayerSpec& l) { l.cache = CacheSpec{16, CacheScales::per_head}; });
+  refused("kv_scales", [](LayerSpec& l) { l.kv_scales = KvScales::none; });
+  refused("kv_scales", [](LayerSpec& l) { l.kv_dtype = DType::bf16; });
 }
 
 TEST(fp8_dense, scales_that_do_not_fit_are_refused_and_nothing_is_written) {
   const std::vector<float> of_heads = {0.1F, 0.2F, 0.3F, 0.4F};
-  const auto refused = [&](CacheScales granularity, ErrorCode code, const std::string& argument,
+  const auto refused = [&](KvScales granularity, ErrorCode code, const std::string& argument,
                            const std::function<void(KvCache&)>& change) {
     Call call(dense_case(granularity));
     change(call.keys);
     expect_refused([&] { call.forward(); }, code, argument);
     EXPECT_EQ(call.out, std::vector<float>(call.out.size(), 9.0F));
   };
-  for (const CacheScales granularity : kGranularities) {
+  for (const KvScales granularity : kGranularities) {
     refused(granularity, kInvalid, "key_scale", [](KvCache& k) { k.key_scale = {}; });
     refused(granularity, kInvalid, "value_scale", [](KvCache& k) { k.value_scale = {}; });
     refused(granularity, kMismatch, "key_scale", [](KvCache& k) { k.key_scale.dtype = DType::bf16; });
   }
-  refused(CacheScales::per_head, kMismatch, "key_scale", [&](KvCache& k) { k.key_scale = view(of_heads, {2}); });
-  refused(CacheScales::per_token_head, kInvalid, "key_scale", [&](KvCache& k) {
+  refused(KvScales::per_head, kMismatch, "key_scale", [&](KvCache& k) { k.key_scale = view(of_heads, {2}); });
+  refused(KvScales::per_token_head, kInvalid, "key_scale", [&](KvCache& k) {
     k.key_scale = view(of_heads, {1, 4});
   });
-  refused(CacheScales::per_token_head, kMismatch, "value_scale",
+  refused(KvScales::per_token_head, kMismatch, "value_scale",
           [](KvCache& k) { k.value_scale = k.value_scale.slice(0, 0, 7); });
   const std::vector<float> bad = {0.1F, 0.2F, NAN, 0.4F};
-  refused(CacheScales::per_head, kInvalid, "value_scale[2]", [&](KvCache& k) { k.value_scale = view(bad, {4}); });
-  refused(CacheScales::per_head, kMismatch, "key", [](KvCache& k) { k.key.dtype = DType::bf16; });
+  refused(KvScales::per_head, kInvalid, "value_scale[2]", [&](KvCache& k) { k.value_scale = view(bad, {4}); });
+  refused(KvScales::per_head, kMismatch, "key", [](KvCache& k) { k.key.dtype = DType::bf16; });
   // Scales for keys that have none.
   Call plain(case_of(8, 4, 64, {1, 5}, {40, 60}, false));
   plain.keys.key_scale = view(of_heads, {4});
@@ -150,9 +149,9 @@ TEST(fp8_dense, scales_that_do_not_fit_are_refused_and_nothing_is_written) {
 }
 
 TEST(fp8_dense, a_plan_carries_the_scales_that_it_was_made_for) {
-  Call call(dense_case(CacheScales::per_head));
+  Call call(dense_case(KvScales::per_head));
   LayerSpec other = call.c.layer;
-  other.dense_scales = CacheScales::per_tensor;
+  other.kv_scales = KvScales::per_tensor;
   const Attention attention(other);
   expect_refused(
       [&] {

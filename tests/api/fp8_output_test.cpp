@@ -102,7 +102,7 @@ TEST(fp8_output, group_scales_go_with_every_feature) {
     c.layer.sinks.assign(8, 0.5F);
     c.layer.mask = mask::window(30, 0);
     c.layer.kv_dtype = DType::f8e4m3;
-    c.layer.cache->scales = CacheScales::per_token_head;
+    c.layer.kv_scales = KvScales::per_token_head;
     c.extra_rows = 3;
     expect_agrees(c);
   }

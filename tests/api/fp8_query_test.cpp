@@ -17,10 +17,10 @@ constexpr auto kInvalid = ErrorCode::invalid_argument;
 constexpr auto kMismatch = ErrorCode::mismatch;
 
 // Decode, a few tokens, a prefill; 8-bit everything.
-tools::Case fp8_query_case(CacheScales query_scales = CacheScales::per_tensor) {
+tools::Case fp8_query_case(KvScales query_scales = KvScales::per_tensor) {
   auto c = case_of(8, 4, 64, {1, 5, 70}, {40, 60, 90});
   c.layer.query_dtype = c.layer.kv_dtype = DType::f8e4m3;
-  c.layer.cache->scales = CacheScales::per_head;
+  c.layer.kv_scales = KvScales::per_head;
   c.query_scales = query_scales;
   return c;
 }
@@ -63,14 +63,14 @@ TEST(fp8_query, the_output_is_bf16_unless_asked_otherwise) {
 }
 
 TEST(fp8_query, every_granularity_format_and_feature) {
-  for (const CacheScales granularity :
-       {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head}) {
+  for (const KvScales granularity :
+       {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head}) {
     for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
       auto c = fp8_query_case(granularity);
       c.layer.query_dtype = dtype;
       expect_agrees(c);
       c.layer.output_dtype = DType::f32;
-      c.layer.cache->scales = CacheScales::per_token_head;
+      c.layer.kv_scales = KvScales::per_token_head;
       c.layer.softcap = 20;
       c.layer.sinks.assign(8, 0.5F);
       c.layer.mask = mask::window(30, 0);
@@ -79,7 +79,7 @@ TEST(fp8_query, every_granularity_format_and_feature) {
       c.layer.alibi_slopes.assign(8, 0.1F);
       c.layer.head_dim_v = 24;
       c.layer.kv_dtype = DType::bf16;
-      c.layer.cache->scales = CacheScales::none;
+      c.layer.kv_scales = KvScales::none;
       expect_agrees(c);
       c.layer.output_dtype = DType::f8e4m3;
       expect_agrees(c);
@@ -90,12 +90,12 @@ TEST(fp8_query, every_granularity_format_and_feature) {
 TEST(fp8_query, dense_keys_and_shared_prefixes) {
   auto dense = case_of(8, 4, 64, {1, 70}, {40, 90}, false);
   dense.layer.query_dtype = DType::f8e4m3;
-  dense.query_scales = CacheScales::per_request_head;
+  dense.query_scales = KvScales::per_request_head;
   expect_agrees(dense);
   // Rows of several requests in one item, each with its own scale.
   auto shared = case_of(8, 4, 64, {1, 1, 2}, {700, 670, 690});
   shared.layer.query_dtype = DType::f8e4m3;
-  shared.query_scales = CacheScales::per_request_head;
+  shared.query_scales = KvScales::per_request_head;
   shared.prefix_groups = {{{0, 1, 2}, 656}};
   shared.with_prefix_groups = true;
   shared.prefix_sharing = PrefixSharing::always;
@@ -122,7 +122,7 @@ TEST(fp8_query, the_scale_multiplies_the_scores_of_its_own_head) {
 }
 
 TEST(casebook, case_061_queries_of_each_request_and_head_have_their_own_scale) {
-  Step step(fp8_query_case(CacheScales::per_request_head));
+  Step step(fp8_query_case(KvScales::per_request_head));
   const std::vector<float> scales = {0.5F, 0.25F, 0.125F, 1.0F, 0.75F, 0.375F, 0.62F, 0.31F, 0.155F, 0.81F, 0.4F, 0.2F};
   const std::vector<uint16_t> together = step.forward(view(scales, {3, 4}));
   for (int64_t r = 0; r < 3; ++r) {
@@ -148,7 +148,7 @@ TEST(casebook, case_064_query_scales_are_read_when_the_work_runs) {
 }
 
 TEST(fp8_query, varlen_attention_takes_the_scale) {
-  Step step(fp8_query_case(CacheScales::per_head));
+  Step step(fp8_query_case(KvScales::per_head));
   std::vector<uint16_t> out(step.data.num_tokens * 8 * 64);
   const Batch batch = step.data.batch();
   VarlenArguments arguments;

@@ -20,7 +20,7 @@ using testing::view;
 constexpr auto kInvalid = ErrorCode::invalid_argument;
 constexpr auto kMismatch = ErrorCode::mismatch;
 
-tools::Case fp8_case(CacheScales scales, DType dtype = DType::f8e4m3) { return eight_bit_case(scales, dtype); }
+tools::Case fp8_case(KvScales scales, DType dtype = DType::f8e4m3) { return eight_bit_case(scales, dtype); }
 
 // A case after update_cache, and what forward makes of it.
 struct Step {
@@ -76,7 +76,7 @@ TEST(casebook, case_059_every_entry_point_applies_the_scales) {
               Tensor::contiguous(exact.value_cache.data, DType::f32, {rows, 4, 64}), fp8, view(all_slots));
   LayerSpec layer = c.layer;
   layer.kv_dtype = DType::f8e4m3;
-  layer.cache->scales = CacheScales::per_tensor;
+  layer.kv_scales = KvScales::per_tensor;
   const Attention f32_attention(c.layer);
   const Attention fp8_attention(layer);
   const Plan f32_plan = f32_attention.plan(exact.batch());
@@ -125,7 +125,7 @@ TEST(casebook, case_061_each_request_and_head_has_its_own_scales) {
   const std::vector<float> key_scale = {0.01F, 0.03F, 0.1F, 0.2F, 0.3F, 0.7F, 1.5F, 3};
   // Values of some hundred at most: f32 sums of larger ones that cancel err by more than is allowed here.
   const std::vector<float> value_scale = {0.25F, 0.02F, 0.9F, 0.4F, 0.05F, 0.6F, 0.15F, 1.1F};
-  auto c = fp8_case(CacheScales::per_request_head);
+  auto c = fp8_case(KvScales::per_request_head);
   c.requests.resize(2);
   Step step(c);
   step.cache.key_scale = view(key_scale, {2, 4});
@@ -141,10 +141,10 @@ TEST(casebook, case_061_each_request_and_head_has_its_own_scales) {
 }
 
 TEST(casebook, case_064_scales_are_read_when_the_work_runs) {
-  for (const CacheScales granularity : {CacheScales::per_tensor, CacheScales::per_head}) {
+  for (const KvScales granularity : {KvScales::per_tensor, KvScales::per_head}) {
     auto c = fp8_case(granularity);
     for (tools::RequestLengths& request : c.requests) request.kv_len = request.q_len;  // no keys of other scales
-    std::vector<float> scale(granularity == CacheScales::per_head ? 4 : 1, 1.0F);
+    std::vector<float> scale(granularity == KvScales::per_head ? 4 : 1, 1.0F);
     Step step(c);
     step.cache.key_scale = step.cache.value_scale = view(scale, {static_cast<int64_t>(scale.size())});
     step.attention.update_cache(step.data.key.view(), step.data.value.view(), step.cache, step.plan);
@@ -159,7 +159,7 @@ TEST(casebook, case_064_scales_are_read_when_the_work_runs) {
 }
 
 TEST(casebook, case_066_a_plan_carries_the_cache_that_it_was_made_for) {
-  auto c = fp8_case(CacheScales::per_head);
+  auto c = fp8_case(KvScales::per_head);
   Step step(c);
   std::vector<float> out(step.data.num_tokens * 8 * 64, 9.0F);
   const Tensor out_view = view(out, {step.data.num_tokens, 8, 64});
@@ -172,10 +172,10 @@ TEST(casebook, case_066_a_plan_carries_the_cache_that_it_was_made_for) {
   };
   LayerSpec other = c.layer;
   other.kv_dtype = DType::bf16;
-  other.cache->scales = CacheScales::none;
+  other.kv_scales = KvScales::none;
   refused_for(other);
   other = c.layer;
-  other.cache->scales = CacheScales::per_token_head;
+  other.kv_scales = KvScales::per_token_head;
   refused_for(other);
   other = c.layer;
   other.kv_dtype = DType::f8e5m2;
@@ -186,7 +186,7 @@ TEST(casebook, case_066_a_plan_carries_the_cache_that_it_was_made_for) {
 // --- every granularity with what is computed differently ---
 
 TEST(fp8, every_granularity_format_and_feature) {
-  for (const CacheScales granularity : kGranularities) {
+  for (const KvScales granularity : kGranularities) {
     for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
       auto c = fp8_case(granularity, dtype);
       expect_every_feature_agrees(c);
@@ -195,7 +195,7 @@ TEST(fp8, every_granularity_format_and_feature) {
 }
 
 TEST(fp8, cross_attention_writes_the_keys_of_each_request_with_its_scales) {
-  auto c = fp8_case(CacheScales::per_request_head);
+  auto c = fp8_case(KvScales::per_request_head);
   c.layer.type = AttentionType::encoder_decoder;
   expect_agrees(c);
 }
@@ -292,18 +292,17 @@ TEST(fp8, merged_states_are_divided_and_rounded) {
 
 TEST(fp8, layers_that_do_not_fit_are_refused) {
   const auto refused = [](const char* argument, ErrorCode code, const std::function<void(LayerSpec&)>& change) {
-    LayerSpec layer = fp8_case(CacheScales::per_head).layer;
+    LayerSpec layer = fp8_case(KvScales::per_head).layer;
     change(layer);
     expect_refused([&] { Attention{layer}; }, code, argument);
   };
-  refused("cache.scales", kInvalid, [](LayerSpec& l) { l.cache->scales = CacheScales::none; });
-  refused("cache.scales", kInvalid, [](LayerSpec& l) { l.kv_dtype = DType::bf16; });
-  refused("dense_scales", kInvalid, [](LayerSpec& l) { l.cache.reset(); });
+  refused("kv_scales", kInvalid, [](LayerSpec& l) { l.kv_scales = KvScales::none; });
+  refused("kv_scales", kInvalid, [](LayerSpec& l) { l.kv_dtype = DType::bf16; });
 }
 
 TEST(fp8, scales_that_do_not_fit_are_refused_and_nothing_is_written) {
   const std::vector<float> of_heads = {0.1F, 0.2F, 0.3F, 0.4F};
-  const auto refused = [&](CacheScales granularity, ErrorCode code, const std::string& argument,
+  const auto refused = [&](KvScales granularity, ErrorCode code, const std::string& argument,
                            const std::function<void(KvCache&)>& change) {
     const auto c = fp8_case(granularity);
     Step step(c);
@@ -319,7 +318,7 @@ TEST(fp8, scales_that_do_not_fit_are_refused_and_nothing_is_written) {
     EXPECT_EQ(out, std::vector<float>(out.size(), 9.0F));
     EXPECT_TRUE(before == step.data.key_pages.buffer());
   };
-  for (const CacheScales granularity : kGranularities) {
+  for (const KvScales granularity : kGranularities) {
     refused(granularity, kInvalid, "cache.key_scale", [](KvCache& c) { c.key_scale = {}; });
     refused(granularity, kInvalid, "cache.value_scale", [](KvCache& c) { c.value_scale = {}; });
     refused(granularity, kMismatch, "cache.key_scale", [](KvCache& c) { c.key_scale.dtype = DType::bf16; });
@@ -327,30 +326,30 @@ TEST(fp8, scales_that_do_not_fit_are_refused_and_nothing_is_written) {
       c.value_scale.device = {DeviceKind::cuda, 0};
     });
   }
-  refused(CacheScales::per_tensor, kMismatch, "cache.key_scale",
+  refused(KvScales::per_tensor, kMismatch, "cache.key_scale",
           [&](KvCache& c) { c.key_scale = view(of_heads, {4}); });
-  refused(CacheScales::per_request_head, kInvalid, "cache.key_scale",
+  refused(KvScales::per_request_head, kInvalid, "cache.key_scale",
           [&](KvCache& c) { c.key_scale = view(of_heads, {4}); });
-  refused(CacheScales::per_request_head, kMismatch, "cache.key_scale", [&](KvCache& c) {
+  refused(KvScales::per_request_head, kMismatch, "cache.key_scale", [&](KvCache& c) {
     c.key_scale = view(of_heads, {1, 4});
   });
-  refused(CacheScales::per_token_head, kInvalid, "cache.value_scale", [&](KvCache& c) {
+  refused(KvScales::per_token_head, kInvalid, "cache.value_scale", [&](KvCache& c) {
     c.value_scale = view(of_heads, {1, 4});
   });
   for (const float bad : {0.0F, -0.5F, NAN, INFINITY}) {
     const std::vector<float> scales = {0.1F, 0.2F, bad, 0.4F};
-    refused(CacheScales::per_head, kInvalid, "cache.value_scale[2]",
+    refused(KvScales::per_head, kInvalid, "cache.value_scale[2]",
             [&](KvCache& c) { c.value_scale = view(scales, {4}); });
-    refused(CacheScales::per_tensor, kInvalid, "cache.key_scale[0]",
+    refused(KvScales::per_tensor, kInvalid, "cache.key_scale[0]",
             [&](KvCache& c) { c.key_scale = view(scales, {4}).slice(0, 2, 3); });
   }
   // 16-bit pages where the layer says 8, and the reverse.
-  refused(CacheScales::per_head, kMismatch, "cache.key", [](KvCache& c) { c.key.dtype = DType::bf16; });
-  refused(CacheScales::per_head, kMismatch, "cache.value", [](KvCache& c) { c.value.dtype = DType::f8e5m2; });
+  refused(KvScales::per_head, kMismatch, "cache.key", [](KvCache& c) { c.key.dtype = DType::bf16; });
+  refused(KvScales::per_head, kMismatch, "cache.value", [](KvCache& c) { c.value.dtype = DType::f8e5m2; });
 }
 
 TEST(fp8, scales_per_request_need_a_slot_for_each_new_token) {
-  const auto c = fp8_case(CacheScales::per_request_head);
+  const auto c = fp8_case(KvScales::per_request_head);
   tools::CaseData data(c);
   Batch batch = data.batch();
   batch.slot_mapping = batch.slot_mapping.slice(0, 0, 3);
@@ -363,7 +362,7 @@ TEST(fp8, scales_per_request_need_a_slot_for_each_new_token) {
 }
 
 TEST(fp8, out_scales_that_do_not_fit_are_refused) {
-  auto c = fp8_case(CacheScales::per_head);
+  auto c = fp8_case(KvScales::per_head);
   c.layer.output_dtype = DType::f8e4m3;
   Step step(c);
   std::vector<uint8_t> out(step.data.num_tokens * 8 * 64, 9);

@@ -14,14 +14,14 @@ using testing::expect_refused;
 using testing::kGranularities;
 using testing::view;
 
-tools::Case int8_case(CacheScales scales) { return eight_bit_case(scales, DType::i8); }
+tools::Case int8_case(KvScales scales) { return eight_bit_case(scales, DType::i8); }
 
 TEST(int8, every_granularity_and_feature) {
-  for (const CacheScales granularity : kGranularities) {
+  for (const KvScales granularity : kGranularities) {
     auto c = int8_case(granularity);
     expect_every_feature_agrees(c);
     c.layer.query_dtype = DType::f8e4m3;
-    c.query_scales = CacheScales::per_head;
+    c.query_scales = KvScales::per_head;
     c.layer.output_dtype = DType::f8e4m3;
     c.layer.output_scales = OutputScales::per_token_group;
     expect_agrees(c);
@@ -29,7 +29,7 @@ TEST(int8, every_granularity_and_feature) {
 }
 
 TEST(int8, shards_and_cross_attention) {
-  for (const CacheScales granularity : kGranularities) {
+  for (const KvScales granularity : kGranularities) {
     auto c = int8_case(granularity);
     c.layer.shard = {1, 3, 4};
     expect_agrees(c);
@@ -118,18 +118,17 @@ TEST(int8, what_comes_back_is_half_a_scale_off_at_most) {
 
 TEST(int8, layers_that_do_not_fit_are_refused_by_name) {
   const auto refused = [](const char* argument, ErrorCode code, const std::function<void(LayerSpec&)>& change) {
-    LayerSpec layer = int8_case(CacheScales::per_head).layer;
+    LayerSpec layer = int8_case(KvScales::per_head).layer;
     change(layer);
     expect_refused([&] { Attention{layer}; }, code, argument);
   };
   refused("query_dtype", ErrorCode::unsupported, [](LayerSpec& l) { l.query_dtype = DType::i8; });
   refused("output_dtype", ErrorCode::unsupported, [](LayerSpec& l) { l.output_dtype = DType::i8; });
-  refused("dense_scales", ErrorCode::invalid_argument, [](LayerSpec& l) { l.cache.reset(); });
-  refused("cache.scales", ErrorCode::invalid_argument, [](LayerSpec& l) { l.cache->scales = CacheScales::none; });
+  refused("kv_scales", ErrorCode::invalid_argument, [](LayerSpec& l) { l.kv_scales = KvScales::none; });
 }
 
 TEST(int8, pages_and_rows_of_another_dtype_are_refused) {
-  const auto c = int8_case(CacheScales::per_head);
+  const auto c = int8_case(KvScales::per_head);
   tools::CaseData data(c);
   const Attention attention(c.layer);
   const Plan plan = attention.plan(data.batch());

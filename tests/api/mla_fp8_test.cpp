@@ -48,7 +48,6 @@ struct Whole {
 
 MlaSpec with_cache(MlaSpec spec, DType dtype) {
   spec.cache_dtype = dtype;
-  spec.cache.scales = CacheScales::per_tensor;
   return spec;
 }
 

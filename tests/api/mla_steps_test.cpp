@@ -127,7 +127,6 @@ TEST(mla_steps, threads_that_share_a_cache_run_the_whole) {
   for (const std::optional<DType> cache_dtype : {std::optional<DType>(), {DType::f8e4m3}}) {
     MlaSpec spec = small_spec();
     spec.cache_dtype = cache_dtype;
-    if (cache_dtype) spec.cache.scales = CacheScales::per_tensor;
     const std::vector<float> scale = {kLatentScale};
     spec.mask = mask::causal() & mask::window(50, 0);
     spec.sinks = {0.3F, -0.7F};
@@ -178,9 +177,6 @@ TEST(mla_steps, layers_that_cannot_run_say_why) {
     return reasons.empty() ? std::string() : reasons[0];
   };
   EXPECT_THAT(why([](MlaSpec& s) { s.dtype = DType::f8e4m3; }), ::testing::StartsWith("dtype: got f8e4m3"));
-  EXPECT_THAT(why([](MlaSpec& s) { s.cache.scales = CacheScales::per_tensor; }),
-              ::testing::StartsWith("cache.scales: got per_tensor"));
-  EXPECT_THAT(why([](MlaSpec& s) { s.cache_dtype = DType::f8e4m3; }), ::testing::StartsWith("cache.scales: got none"));
   EXPECT_THAT(why([](MlaSpec& s) { s.cache_dtype = DType::bf16; }), ::testing::StartsWith("cache_dtype: got bf16"));
   EXPECT_THAT(why([](MlaSpec& s) { s.output_scales = OutputScales::per_token_group; }),
               ::testing::StartsWith("output_scales: got per_token_group"));

@@ -35,7 +35,7 @@ class RankCache {
     for (int64_t i = 0; i < num_requests * width_; ++i) table_.push_back(static_cast<int32_t>(num_pages - 1 - i));
     key_ = OwnedTensor(layer.kv_dtype, {num_pages, page_size, layer.num_kv_heads, layer.head_dim});
     value_ = OwnedTensor(layer.kv_dtype, {num_pages, page_size, layer.num_kv_heads, layer.value_dim()});
-    if (layer.cache->scales == CacheScales::per_token_head) {
+    if (layer.kv_scales == KvScales::per_token_head) {
       key_scale_ = OwnedTensor(DType::f32, {num_pages, page_size, layer.num_kv_heads});
       value_scale_ = OwnedTensor(DType::f32, {num_pages, page_size, layer.num_kv_heads});
     }
@@ -43,7 +43,7 @@ class RankCache {
   }
 
   KvCache cache() const {
-    const bool own_scales = case_.layer.cache->scales == CacheScales::per_token_head;
+    const bool own_scales = case_.layer.kv_scales == KvScales::per_token_head;
     return {key_.view(), value_.view(), own_scales ? key_scale_.view() : whole_.key_scale.view(),
             own_scales ? value_scale_.view() : whole_.value_scale.view()};
   }
@@ -69,7 +69,7 @@ class RankCache {
       const int64_t to = table_[request * width_ + local / page_size];
       copy_token(whole_.key_cache, from, position % page_size, key_.view(), to, local % page_size);
       copy_token(whole_.value_cache, from, position % page_size, value_.view(), to, local % page_size);
-      if (case_.layer.cache->scales != CacheScales::per_token_head) continue;
+      if (case_.layer.kv_scales != KvScales::per_token_head) continue;
       for (int64_t h = 0; h < case_.layer.num_kv_heads; ++h) {
         for (const auto& [scale, own] :
              {std::pair{&whole_.key_scale, &key_scale_}, {&whole_.value_scale, &value_scale_}}) {
@@ -188,6 +188,7 @@ class Cut {
     LayerSpec layer = case_.layer;
     layer.cache.reset();
     layer.kv_dtype = layer.query_dtype;
+    layer.kv_scales = KvScales::none;
     layer.sinks.clear();
     layer.key_run = KeyRun::new_tokens;
     return layer;

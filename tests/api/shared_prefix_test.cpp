@@ -64,17 +64,17 @@ TEST(shared_prefix, goes_with_masks) {
 }
 
 TEST(shared_prefix, caches_of_8_bits_share_unless_requests_have_scales_of_their_own) {
-  for (const CacheScales scales : {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_token_head}) {
+  for (const KvScales scales : {KvScales::per_tensor, KvScales::per_head, KvScales::per_token_head}) {
     for (const DType dtype : {DType::f8e4m3, DType::i8}) {
       expect_shares_and_agrees(with(decode_batch(), [&](LayerSpec& layer) {
         layer.kv_dtype = dtype;
-        layer.cache->scales = scales;
+        layer.kv_scales = scales;
       }));
     }
   }
   const auto own = with(decode_batch(), [](LayerSpec& layer) {
     layer.kv_dtype = DType::f8e4m3;
-    layer.cache->scales = CacheScales::per_request_head;
+    layer.kv_scales = KvScales::per_request_head;
   });
   EXPECT_EQ(num_shared_items(own), 0);
   expect_agrees(own);

@@ -47,7 +47,7 @@ struct CSpec {
     spec.alibi_per_request = layer.alibi_per_request;
     spec.sinks = layer.sinks.data();
     spec.num_sinks = static_cast<int64_t>(layer.sinks.size());
-    spec.cache_scales = static_cast<qkv_cache_scales>(layer.kv_scales());
+    spec.kv_scales = static_cast<qkv_kv_scales>(layer.kv_scales);
     spec.key_run = static_cast<qkv_key_run>(layer.key_run);
     spec.shard = {layer.shard.rank, layer.shard.num_ranks, layer.shard.interleave_size};
     spec.output_scales = static_cast<qkv_output_scales>(layer.output_scales);

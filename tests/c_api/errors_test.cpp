@@ -239,7 +239,7 @@ TEST(c_api_errors, unknown_enumerators_are_refused) {
     expect_failed(create(&spec.spec), QKV_INVALID_ARGUMENT, argument);
   };
   refused("query_dtype", [](qkv_layer_spec& s) { s.query_dtype = 8; });
-  refused("cache_scales", [](qkv_layer_spec& s) { s.cache_scales = 5; });
+  refused("kv_scales", [](qkv_layer_spec& s) { s.kv_scales = 5; });
   refused("output_scales", [](qkv_layer_spec& s) { s.output_scales = 2; });
   refused("reserved", [](qkv_layer_spec& s) { s.reserved = 1; });
   refused("kv_dtype", [](qkv_layer_spec& s) { s.kv_dtype = -1; });
@@ -344,7 +344,7 @@ TEST(c_api_errors, varlen_arguments_without_a_stream_run_on_the_default_stream) 
 TEST(c_api_errors, structs_that_grow_end_without_padding) {
   // Padding there would be uninitialised in old programs and a field in new libraries.
   EXPECT_EQ(sizeof(qkv_layer_spec), offsetof(qkv_layer_spec, reserved) + sizeof(int32_t));
-  EXPECT_EQ(sizeof(qkv_mla_spec), offsetof(qkv_mla_spec, cache_scales) + sizeof(int32_t));
+  EXPECT_EQ(sizeof(qkv_mla_spec), offsetof(qkv_mla_spec, reserved) + sizeof(int32_t));
   EXPECT_EQ(sizeof(qkv_batch), offsetof(qkv_batch, num_prefix_groups) + sizeof(int64_t));
   EXPECT_EQ(sizeof(qkv_varlen_arguments), offsetof(qkv_varlen_arguments, query_scale) + sizeof(qkv_tensor));
   EXPECT_EQ(sizeof(qkv_tensor), offsetof(qkv_tensor, stride) + 5 * sizeof(int64_t));

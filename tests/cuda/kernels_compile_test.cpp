@@ -54,16 +54,16 @@ std::vector<LayerSpec> matrix() {
   layers[8].mask = mask::document() & mask::rswa(64);
   layers[8].output_dtype = DType::f32;
   layers[11].alibi_per_request = true;
-  const auto add_8bit = [&](LayerSpec layer, DType kv_dtype, CacheScales scales) {
+  const auto add_8bit = [&](LayerSpec layer, DType kv_dtype, KvScales scales) {
     layer.kv_dtype = kv_dtype;
-    (layer.cache ? layer.cache->scales : layer.dense_scales) = scales;
+    layer.kv_scales = scales;
     layers.push_back(layer);
   };
-  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_head);
-  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
-  add_8bit(gpu_layer(1, 256, 256, CacheSpec{64}), DType::f8e5m2, CacheScales::per_request_head);
-  add_8bit(gpu_layer(7, 512, 512, CacheSpec{19}), DType::f8e4m3, CacheScales::per_token_head);
-  add_8bit(gpu_layer(2, 80, 48, CacheSpec{1}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, KvScales::per_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, KvScales::per_token_head);
+  add_8bit(gpu_layer(1, 256, 256, CacheSpec{64}), DType::f8e5m2, KvScales::per_request_head);
+  add_8bit(gpu_layer(7, 512, 512, CacheSpec{19}), DType::f8e4m3, KvScales::per_token_head);
+  add_8bit(gpu_layer(2, 80, 48, CacheSpec{1}), DType::f8e4m3, KvScales::per_token_head);
   layers[layers.size() - 2].query_dtype = DType::f16;
   layers.back().query_dtype = DType::f16;
   layers.back().output_dtype = DType::f8e4m3;
@@ -83,47 +83,47 @@ std::vector<LayerSpec> matrix() {
   add_shown(gpu_layer(2, 256, 256, CacheSpec{64}), KeyRun::context, {0, 3, 2});
   layers.back().mask = mask::prefix_lm(1023);
   layers.back().softcap = 30;
-  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::f8e4m3, KvScales::per_token_head);
   layers.back().shard = {2, 4, 8};
   layers.back().alibi_slopes.assign(8, 0.5F);
-  add_8bit(gpu_layer(8, 64, 64, CacheSpec{16}), DType::f8e5m2, CacheScales::per_tensor);
+  add_8bit(gpu_layer(8, 64, 64, CacheSpec{16}), DType::f8e5m2, KvScales::per_tensor);
   layers.back().mask = mask::document() & mask::window(100, 20);
   layers.back().alibi_per_request = true;
-  add_8bit(gpu_layer(4, 192, 128, CacheSpec{16}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(4, 192, 128, CacheSpec{16}), DType::f8e4m3, KvScales::per_token_head);
   // Widened on their way: of 64 columns, of f16 queries, and beside all terms.
-  add_8bit(gpu_layer(1, 64, 64, CacheSpec{48}), DType::f8e4m3, CacheScales::per_token_head);
-  add_8bit(gpu_layer(4, 128, 128, CacheSpec{256}), DType::f8e5m2, CacheScales::per_tensor);
+  add_8bit(gpu_layer(1, 64, 64, CacheSpec{48}), DType::f8e4m3, KvScales::per_token_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{256}), DType::f8e5m2, KvScales::per_tensor);
   layers.back().query_dtype = DType::f16;
   layers.back().mask = mask::everything();
-  add_8bit(gpu_layer(5, 128, 128, CacheSpec{64}), DType::f8e4m3, CacheScales::per_token_head);
+  add_8bit(gpu_layer(5, 128, 128, CacheSpec{64}), DType::f8e4m3, KvScales::per_token_head);
   layers.back().mask = mask::per_request_causal() & mask::window(128, 128);
   layers.back().softcap = 30;
   layers.back().alibi_slopes.assign(10, 0.5F);
-  const auto add_float8_query = [&](LayerSpec layer, CacheScales scales) {
+  const auto add_float8_query = [&](LayerSpec layer, KvScales scales) {
     add_8bit(layer, DType::f8e4m3, scales);
     layers.back().query_dtype = DType::f8e4m3;
     layers.back().output_dtype = DType::bf16;
   };
-  add_float8_query(gpu_layer(4, 128, 128, CacheSpec{16}), CacheScales::per_head);
-  add_float8_query(gpu_layer(1, 64, 64, CacheSpec{48}), CacheScales::per_tensor);
+  add_float8_query(gpu_layer(4, 128, 128, CacheSpec{16}), KvScales::per_head);
+  add_float8_query(gpu_layer(1, 64, 64, CacheSpec{48}), KvScales::per_tensor);
   layers.back().mask = mask::everything();
-  add_float8_query(gpu_layer(3, 256, 256, CacheSpec{64}), CacheScales::per_request_head);
+  add_float8_query(gpu_layer(3, 256, 256, CacheSpec{64}), KvScales::per_request_head);
   layers.back().output_dtype = DType::f32;
-  add_float8_query(gpu_layer(1, 256, 256, CacheSpec{64}), CacheScales::per_tensor);
+  add_float8_query(gpu_layer(1, 256, 256, CacheSpec{64}), KvScales::per_tensor);
   layers.back().mask = mask::everything();
-  add_float8_query(gpu_layer(5, 128, 128, CacheSpec{64}), CacheScales::per_request_head);
+  add_float8_query(gpu_layer(5, 128, 128, CacheSpec{64}), KvScales::per_request_head);
   layers.back().mask = mask::per_request_causal() & mask::window(128, 128);
   layers.back().softcap = 30;
   layers.back().alibi_slopes.assign(10, 0.5F);
-  add_float8_query(gpu_layer(4, 128, 128, CacheSpec{16}), CacheScales::per_token_head);
-  add_float8_query(gpu_layer(2, 80, 48, CacheSpec{1}), CacheScales::per_head);
+  add_float8_query(gpu_layer(4, 128, 128, CacheSpec{16}), KvScales::per_token_head);
+  add_float8_query(gpu_layer(2, 80, 48, CacheSpec{1}), KvScales::per_head);
   // Dense.
   for (const int32_t head_dim : {64, 128}) {
-    add_8bit(gpu_layer(4, head_dim, head_dim, std::nullopt), DType::f8e4m3, CacheScales::per_token_head);
-    add_float8_query(gpu_layer(4, head_dim, head_dim, std::nullopt), CacheScales::per_request_head);
+    add_8bit(gpu_layer(4, head_dim, head_dim, std::nullopt), DType::f8e4m3, KvScales::per_token_head);
+    add_float8_query(gpu_layer(4, head_dim, head_dim, std::nullopt), KvScales::per_request_head);
   }
-  add_float8_query(gpu_layer(2, 256, 256, std::nullopt), CacheScales::per_head);
-  add_8bit(gpu_layer(2, 80, 48, std::nullopt), DType::i8, CacheScales::per_token_head);
+  add_float8_query(gpu_layer(2, 256, 256, std::nullopt), KvScales::per_head);
+  add_8bit(gpu_layer(2, 80, 48, std::nullopt), DType::i8, KvScales::per_token_head);
   // Outputs of 8 bits, of a given scale and of chosen ones.
   const auto add_float8_output = [&](LayerSpec layer, DType dtype, OutputScales scales) {
     layer.output_dtype = dtype;
@@ -139,19 +139,19 @@ std::vector<LayerSpec> matrix() {
   add_float8_output(gpu_layer(7, 512, 512, CacheSpec{19}), DType::f8e4m3, OutputScales::per_token_group);
   add_float8_output(gpu_layer(4, 80, 144, CacheSpec{16}), DType::f8e4m3, OutputScales::per_token_group);
   for (const int32_t head_dim : {64, 128, 256}) {
-    add_float8_query(gpu_layer(2, head_dim, head_dim, CacheSpec{16}), CacheScales::per_head);
+    add_float8_query(gpu_layer(2, head_dim, head_dim, CacheSpec{16}), KvScales::per_head);
     layers.back().output_dtype = DType::f8e4m3;
     layers.back().output_scales = OutputScales::per_token_group;
   }
-  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::i8, CacheScales::per_head);
-  add_8bit(gpu_layer(4, 128, 128, CacheSpec{64}), DType::i8, CacheScales::per_token_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{16}), DType::i8, KvScales::per_head);
+  add_8bit(gpu_layer(4, 128, 128, CacheSpec{64}), DType::i8, KvScales::per_token_head);
   layers.back().query_dtype = DType::f16;
-  add_8bit(gpu_layer(8, 64, 64, CacheSpec{16}), DType::i8, CacheScales::per_token_head);
+  add_8bit(gpu_layer(8, 64, 64, CacheSpec{16}), DType::i8, KvScales::per_token_head);
   layers.back().softcap = 50;
   layers.back().alibi_per_request = true;
-  add_8bit(gpu_layer(1, 256, 256, CacheSpec{1}), DType::i8, CacheScales::per_request_head);
-  add_8bit(gpu_layer(7, 512, 512, CacheSpec{19}), DType::i8, CacheScales::per_token_head);
-  add_8bit(gpu_layer(4, 192, 128, CacheSpec{16}), DType::i8, CacheScales::per_tensor);
+  add_8bit(gpu_layer(1, 256, 256, CacheSpec{1}), DType::i8, KvScales::per_request_head);
+  add_8bit(gpu_layer(7, 512, 512, CacheSpec{19}), DType::i8, KvScales::per_token_head);
+  add_8bit(gpu_layer(4, 192, 128, CacheSpec{16}), DType::i8, KvScales::per_tensor);
   layers.back().shard = {2, 4, 8};
   return layers;
 }
@@ -181,7 +181,7 @@ TEST_P(kernels_compile, forward_sm80) {
       EXPECT_EQ(compiled.entry, "forward_sm80");
       // Above 256, the accumulators alone fill the registers: some 100 bytes of a row's bookkeeping go to memory.
       // Scales of tokens keep two addresses more: a few words that are read and written once a tile.
-      const bool token_scales = layer.cache && layer.cache->scales == CacheScales::per_token_head;
+      const bool token_scales = layer.cache && layer.kv_scales == KvScales::per_token_head;
       if (layer.head_dim <= 256) {
         // CTAs that take turns at items keep two words more than there is room for, beside the largest tile, an f32
         // output and a mask of several operands.

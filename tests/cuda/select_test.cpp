@@ -269,7 +269,7 @@ TEST(select, planners_reach_what_is_traced_for_them_and_all_of_it) {
   paged.cache = CacheSpec{16};
   LayerSpec scaled = paged;
   scaled.kv_dtype = DType::f8e4m3;
-  scaled.cache->scales = CacheScales::per_head;
+  scaled.kv_scales = KvScales::per_head;
   for (const char* arch : {"sm_90a", "sm_80"}) {
     for (const LayerSpec& layer : {paged, scaled, gpu_layer(4, 4, 192, 128), gpu_layer(40, 1, 64)}) {
       for (const PlannerUse use : {PlannerUse::host, PlannerUse::device}) {
@@ -319,7 +319,8 @@ TEST(select, cache_and_merge_kernels_belong_to_the_layer) {
 
 TEST(select, who_rounds_a_layers_queries_belongs_to_the_layer) {
   LayerSpec layer = gpu_layer(8, 2, 128);
-  layer.cache = CacheSpec{16, CacheScales::per_head};
+  layer.cache = CacheSpec{16};
+  layer.kv_scales = KvScales::per_head;
   layer.kv_dtype = DType::f8e4m3;
   const auto rounds_queries = [&] {
     const std::vector<jit::Source> sources = reachable_sources(layer, facts_of("sm_90a"), {});
@@ -332,7 +333,8 @@ TEST(select, who_rounds_a_layers_queries_belongs_to_the_layer) {
 
 TEST(select, layers_of_8_bit_caches_run_hoppers_kernels_and_the_cache_write_that_quantises) {
   LayerSpec layer = gpu_layer(8, 2, 128);
-  layer.cache = CacheSpec{16, CacheScales::per_token_head};
+  layer.cache = CacheSpec{16};
+  layer.kv_scales = KvScales::per_token_head;
   layer.kv_dtype = DType::f8e4m3;
   const ForwardKernels kernels = forward_kernels(layer, facts_of("sm_90a"));
   EXPECT_TRUE(kernels.few_rows_sm90);
@@ -365,7 +367,8 @@ TEST(select, layers_of_8_bit_outputs_run_hoppers_kernels_where_these_store_whole
     EXPECT_EQ(kernels_of(96, scales).few_rows_sm90, scales == OutputScales::per_tensor);
     for (const int32_t head_dim : {64, 128, 256}) {
       LayerSpec layer = gpu_layer(8, 2, head_dim);
-      layer.cache = CacheSpec{16, CacheScales::per_head};
+      layer.cache = CacheSpec{16};
+      layer.kv_scales = KvScales::per_head;
       layer.query_dtype = layer.kv_dtype = DType::f8e4m3;
       layer.output_dtype = DType::f8e4m3;
       layer.output_scales = scales;
@@ -376,21 +379,21 @@ TEST(select, layers_of_8_bit_outputs_run_hoppers_kernels_where_these_store_whole
 }
 
 TEST(select, prefill_of_8_bit_caches_widens_in_hoppers_kernel_where_it_has_room) {
-  const auto has_kernel = [](DType query, DType cache, int32_t head_dim, int32_t page_size, CacheScales scales) {
+  const auto has_kernel = [](DType query, DType cache, int32_t head_dim, int32_t page_size, KvScales scales) {
     LayerSpec layer = gpu_layer(8, 2, head_dim);
     layer.query_dtype = query;
     layer.kv_dtype = cache;
-    if (page_size > 0) layer.cache = CacheSpec{page_size, scales};
-    if (page_size == 0) layer.dense_scales = scales;
+    layer.kv_scales = scales;
+    if (page_size > 0) layer.cache = CacheSpec{page_size};
     return forward_kernels(layer, facts_of("sm_90a")).many_rows_sm90;
   };
   for (const DType cache : {DType::f8e4m3, DType::f8e5m2}) {
-    for (const CacheScales scales :
-         {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head, CacheScales::per_token_head}) {
+    for (const KvScales scales :
+         {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head, KvScales::per_token_head}) {
       for (const int32_t head_dim : {64, 128}) {
         EXPECT_TRUE(has_kernel(DType::bf16, cache, head_dim, 16, scales));
         EXPECT_TRUE(has_kernel(DType::bf16, cache, head_dim, 0, scales));
-        EXPECT_EQ(has_kernel(DType::f16, cache, head_dim, 64, scales), scales != CacheScales::per_token_head);
+        EXPECT_EQ(has_kernel(DType::f16, cache, head_dim, 64, scales), scales != KvScales::per_token_head);
       }
       // ptxas asks for more registers than four warpgroups begin with.
       EXPECT_FALSE(has_kernel(DType::bf16, cache, 256, 16, scales));
@@ -407,7 +410,7 @@ TEST(select, splits_of_8_bit_caches_have_twice_the_keys) {
   wide.cache = CacheSpec{16};
   LayerSpec narrow = wide;
   narrow.kv_dtype = DType::f8e5m2;
-  narrow.cache->scales = CacheScales::per_head;
+  narrow.kv_scales = KvScales::per_head;
   const auto split_keys = [&](const LayerSpec& layer, int32_t kv_len) {
     return cut_request(layer, forward_kernels(layer, facts), 1, kv_len).split_keys;
   };

@@ -253,16 +253,17 @@ TEST(device_rules, caches_of_8_bit_floats_are_shared_by_queries_of_16_bits) {
   LayerSpec layer = testing::layer_of(4, 1, 128);
   layer.query_dtype = DType::bf16;
   layer.kv_dtype = DType::f8e4m3;
-  layer.cache = CacheSpec{16, CacheScales::per_head};
+  layer.cache = CacheSpec{16};
+  layer.kv_scales = KvScales::per_head;
   const auto rows_of = [&](const char* arch) { return device_rules(layer, facts_of_arch(arch)).shared_few_rows; };
   EXPECT_EQ(rows_of("sm_90a"), 32);
   EXPECT_EQ(rows_of("sm_80"), 16);
-  layer.cache->scales = CacheScales::per_token_head;
+  layer.kv_scales = KvScales::per_token_head;
   EXPECT_EQ(rows_of("sm_90a"), 0);
   EXPECT_EQ(rows_of("sm_80"), 16);
   layer.head_dim = 272;  // the sm_80 kernel's
   EXPECT_EQ(rows_of("sm_90a"), 16);
-  layer.cache->scales = CacheScales::per_head;
+  layer.kv_scales = KvScales::per_head;
   EXPECT_EQ(rows_of("sm_90a"), 16);
   layer.query_dtype = DType::f8e4m3;
   EXPECT_EQ(rows_of("sm_90a"), 0);

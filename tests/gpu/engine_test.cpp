@@ -169,18 +169,18 @@ TEST_F(gpu, a_captured_step_replays_with_the_same_bits) {
   EXPECT_EQ(eager_out.buffer().bytes(), replayed_out.buffer().bytes());
 }
 
-tools::Case fp8(CacheScales scales, DType dtype, std::vector<int32_t> q, std::vector<int32_t> kv) {
+tools::Case fp8(KvScales scales, DType dtype, std::vector<int32_t> q, std::vector<int32_t> kv) {
   auto c = bf16(case_of(8, 2, 128, std::move(q), std::move(kv)));
   c.layer.kv_dtype = dtype;
-  c.layer.cache->scales = scales;
+  c.layer.kv_scales = scales;
   return c;
 }
 
-constexpr CacheScales kGranularities[] = {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head,
-                                          CacheScales::per_token_head};
+constexpr KvScales kGranularities[] = {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head,
+                                          KvScales::per_token_head};
 
 TEST_F(gpu, casebook_059_and_061_scales_of_every_granularity) {
-  for (const CacheScales granularity : kGranularities) {
+  for (const KvScales granularity : kGranularities) {
     for (const DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
       auto c = fp8(granularity, dtype, {1, 3, 40, 150, 1}, {5000, 33, 200, 150, 0});
       expect_agrees_on_gpu(c);
@@ -195,7 +195,7 @@ TEST_F(gpu, casebook_059_and_061_scales_of_every_granularity) {
     }
   }
   for (const int32_t head_dim : {16, 80, 192, 256, 512}) {
-    auto c = fp8(CacheScales::per_token_head, DType::f8e4m3, {1, 20, 70}, {50, 60, 70});
+    auto c = fp8(KvScales::per_token_head, DType::f8e4m3, {1, 20, 70}, {50, 60, 70});
     c.layer.head_dim = head_dim;
     c.layer.mask = mask::prefix_lm(7);
     expect_agrees_on_gpu(c);
@@ -213,7 +213,7 @@ INSTANTIATE_TEST_SUITE_P(dims_and_page, gpu_few_rows_of_8_bit_caches,
 
 TEST_P(gpu_few_rows_of_8_bit_caches, agree_with_the_definition) {
   const auto& [head_dim, head_dim_v, page_size] = GetParam();
-  for (const CacheScales granularity : {CacheScales::per_request_head, CacheScales::per_token_head}) {
+  for (const KvScales granularity : {KvScales::per_request_head, KvScales::per_token_head}) {
     for (const DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
       auto c = fp8(granularity, dtype, {1, 2, 3, 4, 1, 1}, {3000, 900, 700, 40, 18'000, 40'000});
       c.layer.head_dim = head_dim;
@@ -228,7 +228,7 @@ TEST_P(gpu_few_rows_of_8_bit_caches, agree_with_the_definition) {
 TEST_F(gpu, queries_beyond_f16_meet_8_bit_keys) {
   for (const float magnitude : {1e-30F, 1e-8F, 1e6F, 1e30F}) {
     for (const int32_t q_len : {1, 8}) {
-      auto c = fp8(CacheScales::per_head, DType::f8e4m3, {q_len}, {700});
+      auto c = fp8(KvScales::per_head, DType::f8e4m3, {q_len}, {700});
       c.magnitude = magnitude;
       c.layer.scale = 0.1F / magnitude;
       expect_agrees_on_gpu(c);
@@ -237,7 +237,7 @@ TEST_F(gpu, queries_beyond_f16_meet_8_bit_keys) {
 }
 
 TEST_F(gpu, casebook_064_scales_may_change_between_replays) {
-  auto c = fp8(CacheScales::per_head, DType::f8e4m3, {1, 40, 20}, {1, 40, 20});  // all keys are new
+  auto c = fp8(KvScales::per_head, DType::f8e4m3, {1, 40, 20}, {1, 40, 20});  // all keys are new
   tools::CaseData data(c);
   const Attention attention(c.layer, kGpu);
   const tools::Placed query(data.query, kGpu), key(data.key, kGpu), value(data.value, kGpu),
@@ -276,7 +276,7 @@ TEST_F(gpu, casebook_064_scales_may_change_between_replays) {
 TEST_F(gpu, quantised_bytes_are_those_of_the_cpu) {
   constexpr int64_t kTokens = 7;
   const std::vector<int64_t> slots = {5, -1, 0, 2, 7, 3, 1};
-  const auto expect_same = [&](DType dtype, CacheScales granularity, DType source, int64_t heads, int64_t dim) {
+  const auto expect_same = [&](DType dtype, KvScales granularity, DType source, int64_t heads, int64_t dim) {
     tools::OwnedTensor rows(source, {kTokens, heads, dim});
     tools::Draw draw(5, 0);
     for (int64_t t = 0; t < kTokens; ++t) {
@@ -294,9 +294,9 @@ TEST_F(gpu, quantised_bytes_are_those_of_the_cpu) {
     tools::OwnedTensor pages[2], scales[2];
     for (auto& of_device : pages) of_device = tools::OwnedTensor(dtype, {2, 4, heads, dim});
     for (auto& of_device : scales) {
-      of_device = granularity == CacheScales::per_head ? tools::OwnedTensor(DType::f32, {heads})
+      of_device = granularity == KvScales::per_head ? tools::OwnedTensor(DType::f32, {heads})
                                                        : tools::OwnedTensor(DType::f32, {2, 4, heads});
-      for (int64_t h = 0; h < heads && granularity == CacheScales::per_head; ++h) {
+      for (int64_t h = 0; h < heads && granularity == KvScales::per_head; ++h) {
         tools::store(of_device.view(), {h}, h == 2 ? 0x1p-70F : h % 2 == 0 ? 0.37F : 0.011F);
       }
     }
@@ -313,7 +313,7 @@ TEST_F(gpu, quantised_bytes_are_those_of_the_cpu) {
         << to_string(dtype) << " from " << to_string(source) << ", dim " << dim;
   };
   for (const DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::i8}) {
-    for (const CacheScales granularity : {CacheScales::per_head, CacheScales::per_token_head}) {
+    for (const KvScales granularity : {KvScales::per_head, KvScales::per_token_head}) {
       for (const DType source : {DType::f32, DType::f16, DType::bf16}) {
         for (const int64_t dim : {16, 48, 80, 128, 192, 576, 800}) expect_same(dtype, granularity, source, 3, dim);
         expect_same(dtype, granularity, source, 40, 128);  // more rows of a token than teams

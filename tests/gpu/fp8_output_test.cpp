@@ -72,10 +72,10 @@ TEST_P(gpu_fp8_output, dense_keys_masks_and_score_terms) {
 
 TEST_P(gpu_fp8_output, caches_and_queries_of_8_bits) {
   for (const int32_t head_dim : {64, 128, 256}) {
-    for (const CacheScales scales : {CacheScales::per_head, CacheScales::per_token_head}) {
+    for (const KvScales scales : {KvScales::per_head, KvScales::per_token_head}) {
       auto c = of(head_dim, head_dim, {150, 1, 3, 40}, {150, 5000, 200, 300});
       c.layer.kv_dtype = DType::f8e4m3;
-      c.layer.cache->scales = scales;
+      c.layer.kv_scales = scales;
       expect_agrees_on_gpu(c);
       c.layer.query_dtype = DType::f8e4m3;
       expect_agrees_on_gpu(c);

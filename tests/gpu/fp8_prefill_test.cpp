@@ -11,7 +11,7 @@ using testing::case_of;
 
 constexpr Device kGpu{DeviceKind::cuda, 0};
 
-class gpu_fp8_prefill : public ::testing::TestWithParam<CacheScales> {
+class gpu_fp8_prefill : public ::testing::TestWithParam<KvScales> {
  protected:
   void SetUp() override {
     if (num_cuda_devices() == 0) GTEST_SKIP() << "needs a GPU";
@@ -21,14 +21,14 @@ class gpu_fp8_prefill : public ::testing::TestWithParam<CacheScales> {
     auto c = case_of(8, 2, head_dim, {500, 333, 60, 1}, {900, 700, 60, 300});
     c.layer.query_dtype = query;
     c.layer.kv_dtype = cache;
-    c.layer.cache->scales = GetParam();
+    c.layer.kv_scales = GetParam();
     return c;
   }
   static void expect_agrees(const tools::Case& c) { EXPECT_EQ(tools::failure_of(c, kGpu), "") << tools::describe(c); }
 };
 INSTANTIATE_TEST_SUITE_P(with_scales, gpu_fp8_prefill,
-                         ::testing::Values(CacheScales::per_tensor, CacheScales::per_head,
-                                           CacheScales::per_request_head, CacheScales::per_token_head));
+                         ::testing::Values(KvScales::per_tensor, KvScales::per_head,
+                                           KvScales::per_request_head, KvScales::per_token_head));
 
 TEST_P(gpu_fp8_prefill, formats_and_head_sizes) {
   for (const int32_t head_dim : {64, 128}) {
@@ -63,7 +63,7 @@ TEST_P(gpu_fp8_prefill, a_long_context_in_splits) {
   auto c = case_of(8, 2, 128, {200}, {30'000});
   c.layer.query_dtype = DType::bf16;
   c.layer.kv_dtype = DType::f8e4m3;
-  c.layer.cache->scales = GetParam();
+  c.layer.kv_scales = GetParam();
   expect_agrees(c);
 }
 
@@ -86,12 +86,12 @@ TEST_P(gpu_fp8_prefill, dense_keys) {
       auto c = case_of(8, 2, head_dim, {500, 333, 60, 1, 3}, {900, 700, 60, 300, 5000}, false);
       c.layer.query_dtype = DType::bf16;
       c.layer.kv_dtype = dtype;
-      c.layer.dense_scales = GetParam();
+      c.layer.kv_scales = GetParam();
       c.extra_rows = 3;
       expect_agrees(c);
       if (dtype != DType::f8e4m3) continue;
       c.layer.query_dtype = DType::f8e4m3;
-      c.query_scales = CacheScales::per_request_head;
+      c.query_scales = KvScales::per_request_head;
       expect_agrees(c);
       c.layer.type = AttentionType::encoder_only;
       c.layer.mask = mask::window(100, 100);
@@ -120,7 +120,7 @@ TEST_P(gpu_fp8_prefill, casebook_044_hidden_nan_does_not_spread) {
     auto c = case_of(8, 2, head_dim, {140}, {140});
     c.layer.query_dtype = DType::bf16;
     c.layer.kv_dtype = DType::f8e4m3;
-    c.layer.cache->scales = GetParam();
+    c.layer.kv_scales = GetParam();
     tools::CaseData data(c);
     const Attention attention(c.layer, kGpu);
     const Plan plan = attention.plan(data.batch());

@@ -21,22 +21,22 @@ class gpu_fp8_query : public ::testing::Test {
   }
 };
 
-tools::Case fp8(CacheScales scales, std::vector<int32_t> q, std::vector<int32_t> kv, int32_t head_dim = 128) {
+tools::Case fp8(KvScales scales, std::vector<int32_t> q, std::vector<int32_t> kv, int32_t head_dim = 128) {
   auto c = case_of(8, 2, head_dim, std::move(q), std::move(kv));
   c.layer.query_dtype = c.layer.kv_dtype = DType::f8e4m3;
-  c.layer.cache->scales = scales;
+  c.layer.kv_scales = scales;
   return c;
 }
 
 void expect_agrees_on_gpu(const tools::Case& c) { EXPECT_EQ(tools::failure_of(c, kGpu), "") << tools::describe(c); }
 
-class gpu_fp8_query_with_cache_scales : public gpu_fp8_query, public ::testing::WithParamInterface<CacheScales> {};
-INSTANTIATE_TEST_SUITE_P(of, gpu_fp8_query_with_cache_scales,
-                         ::testing::Values(CacheScales::per_tensor, CacheScales::per_head,
-                                           CacheScales::per_request_head, CacheScales::per_token_head));
+class gpu_fp8_query_with_kv_scales : public gpu_fp8_query, public ::testing::WithParamInterface<KvScales> {};
+INSTANTIATE_TEST_SUITE_P(of, gpu_fp8_query_with_kv_scales,
+                         ::testing::Values(KvScales::per_tensor, KvScales::per_head,
+                                           KvScales::per_request_head, KvScales::per_token_head));
 
-TEST_P(gpu_fp8_query_with_cache_scales, queries_have_scales_of_every_granularity) {
-  for (const CacheScales of_query : {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head}) {
+TEST_P(gpu_fp8_query_with_kv_scales, queries_have_scales_of_every_granularity) {
+  for (const KvScales of_query : {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head}) {
     auto c = fp8(GetParam(), {1, 3, 40, 150, 1, 300}, {5000, 33, 200, 150, 0, 1500});
     c.query_scales = of_query;
     expect_agrees_on_gpu(c);
@@ -50,13 +50,13 @@ INSTANTIATE_TEST_SUITE_P(head_dim, gpu_fp8_query_of, ::testing::Values(64, 128, 
 // Steps cut off within a page, long and short.
 TEST_P(gpu_fp8_query_of, pages_and_groups) {
   for (const int32_t page_size : {16, 48, 64, 256}) {
-    auto c = fp8(CacheScales::per_head, {70, 129, 64, 17}, {70, 200, 333, 17}, GetParam());
+    auto c = fp8(KvScales::per_head, {70, 129, 64, 17}, {70, 200, 333, 17}, GetParam());
     c.layer.num_kv_heads = page_size == 64 ? 1 : 8;
     c.layer.cache->page_size = page_size;
     c.layout.interleaved = page_size == 48;
     expect_agrees_on_gpu(c);
   }
-  auto c = fp8(CacheScales::per_head, {90, 20}, {90, 300}, GetParam());  // groups that 64 rows are no multiple of
+  auto c = fp8(KvScales::per_head, {90, 20}, {90, 300}, GetParam());  // groups that 64 rows are no multiple of
   c.layer.num_q_heads = 10;
   expect_agrees_on_gpu(c);
 }
@@ -64,8 +64,8 @@ TEST_P(gpu_fp8_query_of, pages_and_groups) {
 TEST_P(gpu_fp8_query_of, masks_and_score_terms) {
   for (const Mask& mask : {mask::everything(), mask::causal(), mask::window(32, 64), mask::document() & mask::causal(),
                            mask::per_request_causal() & mask::window(30, 30)}) {
-    auto c = fp8(CacheScales::per_request_head, {129, 64, 80, 0, 33}, {64, 300, 500, 7, 33}, GetParam());
-    c.query_scales = CacheScales::per_request_head;
+    auto c = fp8(KvScales::per_request_head, {129, 64, 80, 0, 33}, {64, 300, 500, 7, 33}, GetParam());
+    c.query_scales = KvScales::per_request_head;
     c.layer.mask = mask;
     expect_agrees_on_gpu(c);
     c.layer.sinks.assign(8, 0.5F);
@@ -78,7 +78,7 @@ TEST_P(gpu_fp8_query_of, masks_and_score_terms) {
 
 TEST_P(gpu_fp8_query_of, every_output) {
   for (const DType dtype : {DType::f32, DType::f16, DType::f8e4m3, DType::f8e5m2}) {
-    auto c = fp8(CacheScales::per_tensor, {100, 3}, {400, 20'000}, GetParam());  // the second is split
+    auto c = fp8(KvScales::per_tensor, {100, 3}, {400, 20'000}, GetParam());  // the second is split
     c.layer.output_dtype = dtype;
     expect_agrees_on_gpu(c);
   }
@@ -87,7 +87,7 @@ TEST_P(gpu_fp8_query_of, every_output) {
 // Layers of 8-bit queries that the Hopper kernel leaves to the one that widens.
 TEST_F(gpu_fp8_query, other_head_sizes_and_pages) {
   for (const auto& [head_dim, page_size] : {std::pair{96, 16}, {192, 64}, {512, 16}, {128, 7}}) {
-    auto c = fp8(CacheScales::per_head, {70, 3, 64, 17}, {70, 200, 333, 17}, head_dim);
+    auto c = fp8(KvScales::per_head, {70, 3, 64, 17}, {70, 200, 333, 17}, head_dim);
     c.layer.cache->page_size = page_size;
     expect_agrees_on_gpu(c);
   }
@@ -97,7 +97,7 @@ TEST_F(gpu_fp8_query, other_head_sizes_and_pages) {
 // fills unowned memory with NaN, and this puts some into a hidden value.
 TEST_P(gpu_fp8_query_of, casebook_044_hidden_nan_does_not_spread) {
   const int32_t head_dim = GetParam();
-  auto c = fp8(CacheScales::per_tensor, {140}, {140}, head_dim);
+  auto c = fp8(KvScales::per_tensor, {140}, {140}, head_dim);
   tools::CaseData data(c);
   const Attention attention(c.layer, kGpu);
   const Plan plan = attention.plan(data.batch());
@@ -147,7 +147,8 @@ class Needle {
     layer_.query_dtype = layer_.kv_dtype = DType::f8e4m3;
     layer_.output_dtype = DType::f32;
     layer_.mask = mask::everything();
-    layer_.cache = CacheSpec{kPage, CacheScales::per_tensor};
+    layer_.cache = CacheSpec{kPage};
+    layer_.kv_scales = KvScales::per_tensor;
   }
 
   void expect_errs_less_than_rounding() {
@@ -158,6 +159,7 @@ class Needle {
                              {pages(key.data(), {}), pages(value.data(), {}), scale(1), scale(2)}, scale(0));
     LayerSpec exact_layer = layer_;
     exact_layer.query_dtype = exact_layer.kv_dtype = DType::f32;
+    exact_layer.kv_scales = KvScales::none;
     exact_layer.cache.reset();
     const auto exact = reference::attention(exact_layer, batch_, view(query_, {kTokens, 1, dim_}),
                                             view(key_, {num_keys_, 1, dim_}), view(value_, {num_keys_, 1, dim_}));

@@ -107,22 +107,22 @@ TEST_F(gpu_shared_prefix, masks_that_differ_from_request_to_request) {
   EXPECT_EQ(tools::failure_of(with(decode_batch(), change), kGpu), "");
 }
 
-tools::Case of_8_bits(tools::Case c, DType dtype, CacheScales scales) {
+tools::Case of_8_bits(tools::Case c, DType dtype, KvScales scales) {
   c.layer.kv_dtype = dtype;
-  c.layer.cache->scales = scales;
+  c.layer.kv_scales = scales;
   return c;
 }
 
 // Of 512 or 1024 keys, which a split has at least.
 TEST_F(gpu_shared_prefix, caches_of_8_bits_share) {
-  for (const auto& [dtype, scales] : {std::pair{DType::f8e4m3, CacheScales::per_head},
-                                      {DType::f8e5m2, CacheScales::per_tensor},
-                                      {DType::i8, CacheScales::per_head}}) {
+  for (const auto& [dtype, scales] : {std::pair{DType::f8e4m3, KvScales::per_head},
+                                      {DType::f8e5m2, KvScales::per_tensor},
+                                      {DType::i8, KvScales::per_head}}) {
     for (const auto& [num_q_heads, head_dim] : {std::array{4, 128}, {8, 64}, {1, 128}, {16, 128}, {4, 256}}) {
       expect_shares_and_agrees(of_8_bits(decode_batch(num_q_heads, 1, head_dim), dtype, scales));
     }
   }
-  auto c = of_8_bits(decode_batch(), DType::f8e4m3, CacheScales::per_head);
+  auto c = of_8_bits(decode_batch(), DType::f8e4m3, KvScales::per_head);
   c.layer.query_dtype = DType::f16;
   c.layer.softcap = 20;
   c.layer.alibi_slopes = {0.5F, 0.25F, 0.125F, 0.0625F};
@@ -133,11 +133,11 @@ TEST_F(gpu_shared_prefix, caches_of_8_bits_share) {
 
 // In the sm_80 kernel, which runs head size 272, tokens may have scales, too.
 TEST_F(gpu_shared_prefix, caches_whose_requests_have_scales_of_their_own_share_nothing) {
-  for (const CacheScales scales : {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_token_head}) {
+  for (const KvScales scales : {KvScales::per_tensor, KvScales::per_head, KvScales::per_token_head}) {
     expect_shares_and_agrees(of_8_bits(decode_batch(4, 1, 272), DType::f8e4m3, scales));
   }
   for (const int32_t head_dim : {128, 272}) {
-    const tools::Case own = of_8_bits(decode_batch(4, 1, head_dim), DType::f8e4m3, CacheScales::per_request_head);
+    const tools::Case own = of_8_bits(decode_batch(4, 1, head_dim), DType::f8e4m3, KvScales::per_request_head);
     EXPECT_EQ(num_shared_items(own), 0);
     EXPECT_EQ(tools::failure_of(own, kGpu), "");
   }

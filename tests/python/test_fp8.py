@@ -19,7 +19,7 @@ def quantised(dtype=E4M3):
 
 
 def attention(**changes):
-    return qkv.Attention(spec(kv_dtype="f8e4m3", cache=qkv.CacheSpec(PAGE, "per_head"), **changes))
+    return qkv.Attention(spec(kv_dtype="f8e4m3", kv_scales="per_head", cache=qkv.CacheSpec(PAGE), **changes))
 
 
 def run(layer, paged, cache, **arguments):
@@ -68,7 +68,7 @@ def test_a_wrong_declared_type_is_refused():
 
 def test_scales_of_tokens_are_written_and_must_be_writable():
     paged, key_pages, value_pages = quantised()
-    layer = qkv.Attention(spec(kv_dtype="f8e4m3", cache=qkv.CacheSpec(PAGE, "per_token_head")))
+    layer = qkv.Attention(spec(kv_dtype="f8e4m3", kv_scales="per_token_head", cache=qkv.CacheSpec(PAGE)))
     key_scale, value_scale = (np.full((len(key_pages), PAGE, KV_HEADS), 0.03, np.float32) for _ in range(2))
     plan = layer.plan(paged.batch)
     key_scale.flags.writeable = False
@@ -132,7 +132,7 @@ def test_torch_tensors_are_used_where_they_lie(name):
     scales = [torch.from_numpy(scale) for scale in (KEY_SCALE, VALUE_SCALE)]
     cache = qkv.KvCache(*tensors, key_scale=scales[0], value_scale=scales[1])
     kv_dtype = {"float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}[name]
-    layer = qkv.Attention(spec(kv_dtype=kv_dtype, output_dtype=kv_dtype, cache=qkv.CacheSpec(PAGE, "per_head")))
+    layer = qkv.Attention(spec(kv_dtype=kv_dtype, output_dtype=kv_dtype, kv_scales="per_head", cache=qkv.CacheSpec(PAGE)))
     plan = layer.plan(paged.batch)
     layer.update_cache(torch.from_numpy(paged.new_key), torch.from_numpy(paged.new_value), cache, plan)
     out_scale = np.array([0.02], np.float32)
@@ -222,7 +222,7 @@ def test_dense_keys_and_values_of_8_bits(paged):
         }[granularity]
         key = (paged.key / spread(key_scale)).astype(E4M3)
         value = (paged.value / spread(value_scale)).astype(E4M3)
-        layer = qkv.Attention(spec(kv_dtype="f8e4m3", cache=None, dense_scales=granularity))
+        layer = qkv.Attention(spec(kv_dtype="f8e4m3", cache=None, kv_scales=granularity))
         plan = layer.plan(batch)
         given = {"key_scale": key_scale, "value_scale": value_scale}
         out = layer.forward(paged.query, key, value, plan, **given)
@@ -235,7 +235,7 @@ def test_dense_keys_and_values_of_8_bits(paged):
         np.testing.assert_array_equal(as_bytes, out)
         single = qkv.varlen_attention(paged.query, key, value, STARTS, LENGTHS, mask="causal", **given)
         np.testing.assert_array_equal(single, out)
-        assert layer.spec.dense_scales == granularity
+        assert layer.spec.kv_scales == granularity
         with pytest.raises(qkv.Error) as caught:
             layer.forward(paged.query, key, value, plan, key_scale=key_scale)
         assert caught.value.argument == "value_scale"

@@ -19,7 +19,7 @@ def quantised():
 
 
 def attention(**changes):
-    return qkv.Attention(spec(**({"kv_dtype": "i8", "cache": qkv.CacheSpec(PAGE, "per_head")} | changes)))
+    return qkv.Attention(spec(**({"kv_dtype": "i8", "kv_scales": "per_head", "cache": qkv.CacheSpec(PAGE)} | changes)))
 
 
 def test_an_int8_cache_is_written_rounded_and_agrees_with_the_definition():
@@ -55,7 +55,7 @@ def test_torch_tensors_are_used_where_they_lie():
         torch.from_numpy(key_pages), torch.from_numpy(value_pages),
         key_scale=torch.from_numpy(scales[0]), value_scale=torch.from_numpy(scales[1]),
     )  # fmt: skip
-    layer = attention(cache=qkv.CacheSpec(PAGE, "per_token_head"))
+    layer = attention(kv_scales="per_token_head")
     plan = layer.plan(paged.batch)
     layer.update_cache(torch.from_numpy(paged.new_key), torch.from_numpy(paged.new_value), cache, plan)
     chosen = np.abs(paged.new_key).max(axis=-1) / np.float32(127)

@@ -80,7 +80,7 @@ def test_latents_and_outputs_of_8_bits(scene):
         "num_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "kv_lora_rank", "dtype",
     )}  # fmt: skip
     spec = qkv.MlaSpec(
-        **sizes, cache=qkv.CacheSpec(PAGE, "per_tensor"), cache_dtype="f8e4m3", output_dtype="f8e4m3",
+        **sizes, cache=qkv.CacheSpec(PAGE), cache_dtype="f8e4m3", output_dtype="f8e4m3",
         output_scales="per_token_group",
     )  # fmt: skip
     assert (spec.cache_dtype, spec.output_scales) == ("f8e4m3", "per_token_group")

@@ -42,11 +42,12 @@ TEST(rules, what_a_gpu_cannot_do_is_said_without_one) {
   const Device gpu{DeviceKind::cuda, 0};
   EXPECT_EQ(explain(layer, gpu),
             (std::vector<std::string>{
-                "query_dtype: got f32; allowed: bf16, f16 or, with a cache of f8e4m3, f8e4m3 on a GPU"}));
+                "query_dtype: got f32; allowed: bf16, f16 or, with keys and values of f8e4m3, f8e4m3 on a GPU"}));
   layer.query_dtype = DType::f8e4m3;
   EXPECT_EQ(explain(layer, gpu)[0],
-            "query_dtype: got f8e4m3; allowed: bf16, f16 or, with a cache of f8e4m3, f8e4m3 on a GPU");
-  layer.cache = CacheSpec{16, CacheScales::per_head};
+            "query_dtype: got f8e4m3; allowed: bf16, f16 or, with keys and values of f8e4m3, f8e4m3 on a GPU");
+  layer.cache = CacheSpec{16};
+  layer.kv_scales = KvScales::per_head;
   layer.kv_dtype = DType::f8e5m2;
   EXPECT_EQ(explain(layer, gpu).size(), 1U);
   layer.kv_dtype = DType::f8e4m3;
@@ -56,6 +57,7 @@ TEST(rules, what_a_gpu_cannot_do_is_said_without_one) {
   EXPECT_TRUE(explain(layer, gpu).empty());
   layer.cache.reset();
   layer.query_dtype = layer.kv_dtype = DType::bf16;
+  layer.kv_scales = KvScales::none;
   EXPECT_TRUE(explain(layer, gpu).empty());
   layer.kv_dtype = DType::f16;
   layer.head_dim_v = 20;

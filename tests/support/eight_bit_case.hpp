@@ -5,13 +5,13 @@
 
 namespace qkv::testing {
 
-constexpr CacheScales kGranularities[] = {CacheScales::per_tensor, CacheScales::per_head, CacheScales::per_request_head,
-                                          CacheScales::per_token_head};
+constexpr KvScales kGranularities[] = {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head,
+                                          KvScales::per_token_head};
 
-inline tools::Case eight_bit_case(CacheScales scales, DType dtype) {
+inline tools::Case eight_bit_case(KvScales scales, DType dtype) {
   auto c = case_of(8, 4, 64, {1, 5, 70}, {40, 60, 90});
   c.layer.kv_dtype = dtype;
-  c.layer.cache->scales = scales;
+  c.layer.kv_scales = scales;
   return c;
 }
 

@@ -149,10 +149,10 @@ TEST(ModelConfig, caches_of_8_bit_floats_have_scales) {
   const LayerSpec spec = model_of("llama", {.kv_dtype = DType::f8e4m3}).kinds[0].spec;
   EXPECT_EQ(spec.query_dtype, DType::bf16);
   EXPECT_EQ(spec.kv_dtype, DType::f8e4m3);
-  EXPECT_EQ(spec.cache->scales, CacheScales::per_tensor);
-  EXPECT_EQ(model_of("llama", {.kv_dtype = DType::f16}).kinds[0].spec.cache->scales, CacheScales::none);
-  const ServingOptions per_head = {.kv_dtype = DType::f8e5m2, .cache_scales = CacheScales::per_head};
-  EXPECT_EQ(model_of("gemma2", per_head).kinds[1].spec.cache->scales, CacheScales::per_head);
+  EXPECT_EQ(spec.kv_scales, KvScales::per_tensor);
+  EXPECT_EQ(model_of("llama", {.kv_dtype = DType::f16}).kinds[0].spec.kv_scales, KvScales::none);
+  const ServingOptions per_head = {.kv_dtype = DType::f8e5m2, .kv_scales = KvScales::per_head};
+  EXPECT_EQ(model_of("gemma2", per_head).kinds[1].spec.kv_scales, KvScales::per_head);
   EXPECT_EQ(model_of("deepseek_v3", {.kv_dtype = DType::bf16}).kinds.size(), 3U) << "what it has anyway";
 }
 
@@ -201,7 +201,7 @@ TEST_F(Changed, latents_are_cached_in_the_models_dtype) {
 }
 
 TEST_F(Changed, scales_belong_to_caches_of_8_bit_floats) {
-  const Error error = error_of(path_of("llama"), {.cache_scales = CacheScales::per_head});
+  const Error error = error_of(path_of("llama"), {.kv_scales = KvScales::per_head});
   EXPECT_EQ(error.argument(), "kv-scales");
   EXPECT_EQ(error.value(), "per_head");
 }
