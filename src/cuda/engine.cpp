@@ -70,10 +70,10 @@ KeyValueScales scales_at(const ScaleLayout& layout) {
 // On the device.
 struct SlotArrays {
   const int64_t* slots;
-  const int* num_slots;
-  const int* requests;  // where scales are of requests
-  int64_t most;         // slots
-  uint32_t num_ctas;    // that take turns at them, where one takes a whole slot at a time
+  const int* num_slots;  // nullptr: most
+  const int* requests;   // where scales are of requests
+  int64_t most;          // slots
+  uint32_t num_ctas;     // that take turns at them, where one takes a whole slot at a time
 };
 
 void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& value, const KvCache& cache,
@@ -84,6 +84,7 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
   params.sides[1] = side_of(value, cache.value);
   params.slots = reinterpret_cast<const long long*>(slots.slots);
   params.num_slots = slots.num_slots;
+  params.most_slots = static_cast<int>(slots.most);
   params.num_kv_heads = static_cast<int>(cache.key.shape[2]);
   params.page_size = static_cast<int>(cache.key.shape[1]);
   if (scales != KvScales::none) {
@@ -92,12 +93,15 @@ void write_cache(const jit::Kernel& kernel, const Tensor& key, const Tensor& val
     params.slot_requests = slots.requests;
     params.token_scales = scales == KvScales::per_token_head ? 1 : 0;
     const int widest = std::max(params.sides[0].head_dim, params.sides[1].head_dim);
-    const int tokens_of_warp =
-        index::tokens_of_quantising_warp((widest + index::kElementsOfPiece - 1) / index::kElementsOfPiece);
-    const int64_t num_warps = (slots.most + tokens_of_warp - 1) / tokens_of_warp * 2 * params.num_kv_heads;
+    const int num_pieces = (widest + index::kElementsOfPiece - 1) / index::kElementsOfPiece;
+    const int least_tokens = index::tokens_of_quantising_warp(num_pieces);
+    const int64_t num_warps = (slots.most + least_tokens - 1) / least_tokens * 2 * params.num_kv_heads;
     const int64_t num_ctas = (num_warps + index::kQuantisingWarps - 1) / index::kQuantisingWarps;
     constexpr int64_t kResident = 4;  // CTAs of a multiprocessor: more would only queue
     const auto grid = static_cast<uint32_t>(std::min(num_ctas, kResident * facts.num_multiprocessors));
+    params.tokens_of_warp =
+        index::rows_of_warp(index::quantising_log2_lanes(num_pieces), params.most_slots, 2 * params.num_kv_heads,
+                            static_cast<int>(grid) * index::kQuantisingWarps);
     launch(kernel, {grid, 1, 32 * index::kQuantisingWarps, 0}, {&params}, stream);
     return;
   }
@@ -373,12 +377,11 @@ class CudaEngine final : public plan::Engine {
     const jit::Kernel& kernel = jit::kernels().get(cache_write_source(scales, device_facts(device_index_).arch));
     Upload upload;
     const auto num_slots = static_cast<int32_t>(slot_mapping.size());
-    const size_t count_at = upload.add(std::vector<int32_t>{num_slots});
     const size_t slots_at = upload.add(std::vector<int64_t>(slot_mapping.begin(), slot_mapping.end()));
     const auto slots = DeviceBuffer::on_stream(device_index_, upload.num_bytes(), handle_of(stream));
     upload.place(slots, handle_of(stream));
     write_cache(kernel, key, value, cache, scales,
-                {slots.as<const int64_t>(slots_at), slots.as<const int>(count_at), nullptr, num_slots,
+                {slots.as<const int64_t>(slots_at), nullptr, nullptr, num_slots,
                  static_cast<uint32_t>(num_slots)},
                 device_facts(device_index_), handle_of(stream));
     // The slots' memory must outlive the launch. Layers keep theirs in the plan; this single call waits.

@@ -112,7 +112,7 @@ void DevicePlan::bind_launches() {
   cta_begin = array<const int>(kCtaBegin);
   num_ctas = many_rows.most == 0 ? 0 : std::max(static_cast<int32_t>(most<int>(kCtaBegin)) - 1, 0);
   max_merges = most<MergeItem>(kMerges);
-  num_slots = &counts->slots;
+  if (!is_exact_) num_slots = &counts->slots;
   max_slots = most<int64_t>(kSlots);
   merge_.items = array<const MergeItem>(kMerges);
   merge_.num_items = &counts->merges;

@@ -100,6 +100,26 @@ TEST(rows_of_warp, are_more_where_no_warp_has_more_in_all_for_it) {
   EXPECT_EQ(rows_of_warp(kLog2, 65536, kKinds, 4224), kMostLanes);
 }
 
+TEST(rows_of_warp, are_fewer_where_more_warps_then_have_rows) {
+  constexpr int kLog2 = 3, kKinds = 16;
+  for (const int num_warps : {1, 32, 1000, 4224}) {
+    for (const int most_tokens : {8, 1024, 8192, 65536}) {
+      const int of_most = rows_of_warp(kLog2, most_tokens, kKinds, num_warps);
+      EXPECT_EQ(fewer_rows_of_warp(of_most, kLog2, most_tokens * kKinds, num_warps), of_most);
+      for (int num_tokens = 0; num_tokens <= most_tokens; num_tokens = 2 * num_tokens + 1) {
+        SCOPED_TRACE(testing::Message() << num_warps << " warps, " << num_tokens << " of " << most_tokens << " tokens");
+        const int rows = fewer_rows_of_warp(of_most, kLog2, num_tokens * kKinds, num_warps);
+        EXPECT_LE(rows, of_most);
+        EXPECT_GE(rows, least_rows_of_warp(kLog2));
+        // With half as many, some warp would take a second turn.
+        if (rows > least_rows_of_warp(kLog2)) EXPECT_GT(num_tokens * kKinds, num_warps * rows / 2);
+        // With twice as many, all warps' first turns have room for what there is.
+        if (rows < of_most) EXPECT_LE(num_tokens * kKinds, num_warps * rows);
+      }
+    }
+  }
+}
+
 TEST(quantised_rows, are_held_whole_up_to_768_elements) {
   for (int num_pieces = 1; num_pieces <= 96; ++num_pieces) {
     EXPECT_LE(num_pieces, quantising_pieces_of_lane(num_pieces) << quantising_log2_lanes(num_pieces));

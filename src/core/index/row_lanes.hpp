@@ -56,4 +56,10 @@ QKV_HOST_DEVICE constexpr int rows_of_warp(int log2_lanes, int num_tokens, int k
   return rows;
 }
 
+// The same, or fewer where so many would leave warps without any row of all there are.
+QKV_HOST_DEVICE constexpr int fewer_rows_of_warp(int rows, int log2_lanes, unsigned all_rows, unsigned num_warps) {
+  while (rows > least_rows_of_warp(log2_lanes) && all_rows <= rows / 2 * num_warps) rows /= 2;
+  return rows;
+}
+
 }  // namespace qkv::index

@@ -73,9 +73,13 @@ __device__ __forceinline__ bool allows_vectors(const CacheWriteSide& side) {
   return side.head_dim % kVector == 0 && source % 16 == 0 && pages % kVector == 0;
 }
 
-// Of what each lane of the team found; all get the scale.
-__device__ __forceinline__ float choose_scale(float largest, int pages_dtype, const Team& team) {
-  return index::row_scale(max_of_lanes(largest, team.lanes()), largest_8bit(pages_dtype));
+// Of what each lane of the team found in its rows; all get the rows' scales.
+template <int kRows>
+__device__ __forceinline__ void choose_scales(float (&largest)[kRows], int pages_dtype, const Team& team,
+                                              float (&scales)[kRows]) {
+  max_of_lanes(largest, team.lanes());
+#pragma unroll
+  for (int t = 0; t < kRows; ++t) scales[t] = index::row_scale(largest[t], largest_8bit(pages_dtype));
 }
 
 // By single elements: rows of any alignment, and scales that need a division.
@@ -152,8 +156,8 @@ struct ByElements {
                                                float (&scales)[kRows], bool chooses, const Team& team) {
     const bool has_row = rows[0].from != nullptr;
     if (chooses) {
-      const float largest = has_row ? largest_of_elements(side, rows[0].from, team) : 0.0F;
-      scales[0] = choose_scale(largest, side.pages_dtype, team);
+      float largest[] = {has_row ? largest_of_elements(side, rows[0].from, team) : 0.0F};
+      choose_scales(largest, side.pages_dtype, team, scales);
     }
     if (has_row) round_elements(side, rows[0], scales[0], team);
   }
@@ -180,11 +184,14 @@ struct ByVectors {
         }
       }
     }
+    if (chooses) {
+      float largest[kRows];
+#pragma unroll
+      for (int t = 0; t < kRows; ++t) largest[t] = largest_finite_of_pieces(held[t]);
+      choose_scales(largest, side.pages_dtype, team, scales);
+    }
 #pragma unroll
     for (int t = 0; t < kRows; ++t) {
-      if (chooses) {
-        scales[t] = choose_scale(largest_finite_of_pieces(held[t]), side.pages_dtype, team);
-      }
       if (rows[t].from != nullptr) round(side, rows[t], held[t], scales[t], team);
     }
   }
@@ -276,10 +283,11 @@ __device__ __forceinline__ void write_rows(const CacheWriteParams& params, const
 template <typename Rounding>
 __device__ __forceinline__ void take_turns(const CacheWriteParams& params, int num_vectors) {
   const int log2_lanes = index::quantising_log2_lanes(num_vectors);
-  const int num_slots = *params.num_slots;
+  const int num_slots = params.num_slots != nullptr ? *params.num_slots : params.most_slots;
   const unsigned rows_of_token = 2 * params.num_kv_heads;
   const unsigned num_warps = gridDim.x * index::kQuantisingWarps;
-  const int tokens_of_warp = index::rows_of_warp(log2_lanes, num_slots, rows_of_token, num_warps);
+  const int tokens_of_warp =
+      index::fewer_rows_of_warp(params.tokens_of_warp, log2_lanes, num_slots * rows_of_token, num_warps);
   const unsigned num_units = (num_slots + tokens_of_warp - 1) / tokens_of_warp * rows_of_token;
   const int lane = threadIdx.x % 32;
   // Slots are on their way a turn ahead: all that a turn waits for hangs on them.

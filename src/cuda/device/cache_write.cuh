@@ -91,7 +91,7 @@ __device__ __forceinline__ void write_side(const CacheWriteSide& side, int num_k
 }  // namespace cache_write
 
 extern "C" __global__ void __launch_bounds__(256) cache_write_pages(const __grid_constant__ CacheWriteParams params) {
-  const int num_slots = *params.num_slots;
+  const int num_slots = params.num_slots != nullptr ? *params.num_slots : params.most_slots;
   for (int token = blockIdx.x; token < num_slots; token += gridDim.x) {
     const long long slot = params.slots[token];
     if (slot < 0) continue;

@@ -9,4 +9,13 @@ __device__ __forceinline__ float max_of_lanes(float x, int lanes, unsigned calli
   return x;
 }
 
+// Of several numbers, which take each step together: none waits for another's shuffles. All lanes of the warp call this.
+template <int kCount>
+__device__ __forceinline__ void max_of_lanes(float (&x)[kCount], int lanes) {
+  for (int step = lanes / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (float& one : x) one = fmaxf(one, __shfl_xor_sync(0xffffffff, one, step));
+  }
+}
+
 }  // namespace qkv::cuda

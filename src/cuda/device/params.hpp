@@ -167,14 +167,16 @@ struct CacheWriteSide {
 
 struct CacheWriteParams {
   CacheWriteSide sides[2];  // keys, values
-  const long long* slots;   // [*num_slots], -1 = nowhere
-  const int* num_slots;     // on the device
+  const long long* slots;   // of tokens, -1 = nowhere
+  const int* num_slots;     // on the device; nullptr: most_slots
+  int most_slots;
   int num_kv_heads;
   int page_size;
   // Of 8-bit pages.
   KeyValueScales scales[2];
-  const int* slot_requests;  // [num_slots], where scales are of requests
+  const int* slot_requests;  // of tokens, where scales are of requests
   int token_scales;          // 1: chosen here, and written
+  int tokens_of_warp;        // of so many slots as there may be: index::rows_of_warp
 };
 
 // Rows [row_start[i], row_start[i + 1]) become the tokens of run i, which begin first_offset[i] into its first page.
