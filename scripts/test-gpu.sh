@@ -43,9 +43,9 @@ run() {
     timeout "$LIMIT" "$@" >"$logs/$name.log" 2>&1 </dev/null || status=$?
     passed=$(passed_in "$logs/$name.log")
     if [ $status -eq 0 ]; then
-      printf 'ok      %-18s %5d passed %5d s\n' "$name" "${passed:-0}" $((SECONDS - start))
+      printf 'ok      %5d passed %5d s  %s\n' "${passed:-0}" $((SECONDS - start)) "$name"
     else
-      printf 'FAILED  %-18s exit status %d after %d s: %s\n' "$name" $status $((SECONDS - start)) "$logs/$name.log"
+      printf 'FAILED  exit status %d after %d s: %s\n' $status $((SECONDS - start)) "$logs/$name.log"
       echo "$name" >>"$logs/failed"
     fi
   } &
@@ -54,8 +54,14 @@ run() {
 gpus=$(nvidia-smi --list-gpus | wc -l)
 check() { run "$1" env "CUDA_VISIBLE_DEVICES=$((gpus - 1))" "${@:2}"; }
 
-# Warm-up is tested from an empty folder of kernels.
-run tests-warm-up env QKV_CACHE_DIR="$PWD/$logs/kernels" "$test_gpu" --gtest_brief=1 --gtest_filter='gpu_warmup*'
+# Warm-up is tested from an empty folder of kernels. All else is a process a test, from the end of the list: there are
+# those of many kernels, and what runs long should not begin last.
+run warm-up env QKV_CACHE_DIR="$PWD/$logs/kernels" "$test_gpu" --gtest_brief=1 --gtest_filter='gpu_warmup*'
+"$test_gpu" --gtest_list_tests --gtest_filter='-gpu_warmup*' |
+  awk '/^[^ ]/ { suite = $1 } /^ / { print suite $1 }' | tac >"$logs/tests"
+while read -r name; do
+  run "${name//\//-}" "$test_gpu" --gtest_brief=1 --gtest_filter="$name"
+done <"$logs/tests"
 cases=${CASES:-5000}
 piece=500
 for ((first = 0; first < cases; first += piece)); do
@@ -75,12 +81,6 @@ if [ "$gpus" -ge 2 ]; then
 else
   echo "left out: check-nccl (it wants two GPUs)"
 fi
-# Many small pieces, last: they fill the places that longer processes leave.
-shards=64
-for ((i = 0; i < shards; ++i)); do
-  run "tests-$((i + 1))-of-$shards" env GTEST_TOTAL_SHARDS=$shards GTEST_SHARD_INDEX=$i \
-    "$test_gpu" --gtest_brief=1 --gtest_filter='-gpu_warmup*'
-done
 wait
 
 passed=0
