@@ -16,8 +16,8 @@ AttentionType parse_type(const std::string& name) {
 }
 
 KvScales parse_kv_scales(const std::string& name) {
-  for (const KvScales scales : {KvScales::none, KvScales::per_tensor, KvScales::per_head,
-                                   KvScales::per_request_head, KvScales::per_token_head}) {
+  for (const KvScales scales : {KvScales::none, KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head,
+                                KvScales::per_token_head}) {
     if (name == to_string(scales)) return scales;
   }
   throw Error(ErrorCode::invalid_argument, "kv_scales", "\"" + name + "\"",
@@ -53,9 +53,10 @@ std::string describe(const CacheSpec& spec) { return fmt::format("CacheSpec(page
 void init_spec(LayerSpec* self, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim, int32_t head_dim_v,
                const std::string& query_dtype, const std::string& kv_dtype, const std::string& kv_scales,
                const std::optional<std::string>& output_dtype, const std::string& type,
-               const std::optional<CacheSpec>& cache, const std::optional<MaskArgument>& mask, std::optional<float> scale, float softcap,
-               const std::vector<float>& alibi_slopes, bool alibi_per_request, const std::vector<float>& sinks,
-               const std::string& key_run, const Shard& shard, const std::string& output_scales) {
+               const std::optional<CacheSpec>& cache, const std::optional<MaskArgument>& mask,
+               std::optional<float> scale, float softcap, const std::vector<float>& alibi_slopes,
+               bool alibi_per_request, const std::vector<float>& sinks, const std::string& key_run, const Shard& shard,
+               const std::string& output_scales) {
   LayerSpec spec;
   spec.num_q_heads = num_q_heads;
   spec.num_kv_heads = num_kv_heads;
@@ -86,10 +87,9 @@ std::string describe(const LayerSpec& spec) {
       "key_run='{}', shard={}, output_scales='{}')",
       spec.num_q_heads, spec.num_kv_heads, spec.head_dim, spec.value_dim(), to_string(spec.query_dtype),
       to_string(spec.kv_dtype), to_string(spec.kv_scales), to_string(spec.out_dtype()), to_string(spec.type),
-      spec.cache ? describe(*spec.cache) : "None", spec.effective_mask().text(),
-      spec.effective_scale(), spec.softcap, spec.alibi_per_request || !spec.alibi_slopes.empty() ? "True" : "False",
-      spec.sinks.empty() ? "False" : "True", to_string(spec.key_run), describe(spec.shard),
-      to_string(spec.output_scales));
+      spec.cache ? describe(*spec.cache) : "None", spec.effective_mask().text(), spec.effective_scale(), spec.softcap,
+      spec.alibi_per_request || !spec.alibi_slopes.empty() ? "True" : "False", spec.sinks.empty() ? "False" : "True",
+      to_string(spec.key_run), describe(spec.shard), to_string(spec.output_scales));
 }
 
 void bind_spec(nb::module_& module) {
@@ -136,9 +136,8 @@ void bind_spec(nb::module_& module) {
   nb::class_<LayerSpec>(module, "LayerSpec", doc)
       .def("__init__", &init_spec, nb::kw_only(), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
            nb::arg("head_dim_v") = 0, nb::arg("query_dtype") = "f32", nb::arg("kv_dtype") = "f32",
-           nb::arg("kv_scales") = "none",
-           nb::arg("output_dtype") = nb::none(), nb::arg("type") = "decoder", nb::arg("cache") = nb::none(),
-           nb::arg("mask") = nb::none(), nb::arg("scale") = nb::none(),
+           nb::arg("kv_scales") = "none", nb::arg("output_dtype") = nb::none(), nb::arg("type") = "decoder",
+           nb::arg("cache") = nb::none(), nb::arg("mask") = nb::none(), nb::arg("scale") = nb::none(),
            nb::arg("softcap") = 0.0f, nb::arg("alibi_slopes") = nb::tuple(), nb::arg("alibi_per_request") = false,
            nb::arg("sinks") = nb::tuple(), nb::arg("key_run") = "all", nb::arg("shard") = Shard{},
            nb::arg("output_scales") = "per_tensor")

@@ -2,7 +2,7 @@
 
 tests/gpu/verified.json holds the hash of every source that reaches a GPU kernel and the result of the last run. CI has
 no GPU: it checks that the hash is that of the sources, or that the file says `unverified` and why. Lines that are
-comments alone do not count."""
+comments alone do not count, nor does white space: a formatter changes no kernel."""
 
 import argparse
 import datetime
@@ -17,8 +17,9 @@ SOURCES = ("src/cuda/**/*", "src/jit/*", "src/core/index/*", "src/mask/emit.*", 
 
 
 def code_of(path):
-    """The lines of a source but for those that are comments alone."""
-    return b"\n".join(line for line in path.read_bytes().split(b"\n") if not line.lstrip().startswith(b"//"))
+    """A source without white space and lines that are comments alone."""
+    lines = [line for line in path.read_bytes().split(b"\n") if not line.lstrip().startswith(b"//")]
+    return b"".join(b"".join(lines).split())
 
 
 def sources_hash():

@@ -87,9 +87,10 @@ struct CaseData {
 
   Batch batch() const;
   KvCache cache();  // of layers with a cache
-  // What the elements of a row of keys or values are multiplied by. `scales` is key_scale or value_scale; `of_token` the
-  // index there of scales of tokens: {page, offset, head}, dense {row, head, 0}.
-  float scale_of(const OwnedTensor& scales, int64_t request, int64_t head, std::initializer_list<int64_t> of_token) const;
+  // What the elements of a row of keys or values are multiplied by. `scales` is key_scale or value_scale; `of_token`
+  // the index there of scales of tokens: {page, offset, head}, dense {row, head, 0}.
+  float scale_of(const OwnedTensor& scales, int64_t request, int64_t head,
+                 std::initializer_list<int64_t> of_token) const;
   // The out_scale of a call with so many rows and heads: the one that is given, or memory at odd strides for those that
   // are chosen; nothing where outputs are not of 8 bits.
   OwnedTensor output_scale(int64_t num_rows, int64_t num_heads) const;

@@ -168,8 +168,7 @@ void draw_layer(Draw& draw, bool small, Case& c) {
   if (draw.one_in(8)) layer.output_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e5m2});
   if (draw.one_in(size_bytes(layer.kv_dtype) == 1 ? 3 : 12)) {
     layer.query_dtype = draw.pick<DType>({DType::f8e4m3, DType::f8e4m3, DType::f8e5m2});
-    c.query_scales =
-        draw.pick<KvScales>({KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head});
+    c.query_scales = draw.pick<KvScales>({KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head});
   }
   draw_shown_keys(draw, layer);
   if (layer.output_dtype && size_bytes(*layer.output_dtype) == 1 && draw.one_in(2)) {

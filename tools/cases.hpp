@@ -55,8 +55,8 @@ struct Case {
   PrefixSharing prefix_sharing = PrefixSharing::automatic;
   bool prefix_sharing_keeps_bits = true;
   KvScales query_scales = KvScales::per_tensor;  // where queries are of 8-bit floats: what has one of its own
-  float magnitude = 1;                                 // of queries: large ones make peaky softmaxes
-  int32_t extra_rows = 0;                              // of query and out past the last request
+  float magnitude = 1;                           // of queries: large ones make peaky softmaxes
+  int32_t extra_rows = 0;                        // of query and out past the last request
   bool with_lse = true;
   bool with_seq_lens = true;  // encoders may leave them out
 };

@@ -15,8 +15,8 @@ namespace qkv::tools {
 struct ServingOptions {
   int32_t tensor_parallel = 1;  // ranks that share the heads
   int32_t page_size = 16;
-  std::string dtype = "auto";                    // of queries, cache and output: bf16, f16, or the config's own
-  std::optional<DType> kv_dtype = {};            // of the cache, where it is another
+  std::string dtype = "auto";              // of queries, cache and output: bf16, f16, or the config's own
+  std::optional<DType> kv_dtype = {};      // of the cache, where it is another
   std::optional<KvScales> kv_scales = {};  // of an 8-bit cache; not given: per_tensor
 };
 

@@ -34,9 +34,9 @@ const std::map<std::string, DType> kCacheDTypes = {{"bf16", DType::bf16},     {"
                                                    {"f32", DType::f32},       {"f8e4m3", DType::f8e4m3},
                                                    {"f8e5m2", DType::f8e5m2}, {"i8", DType::i8}};
 const std::map<std::string, KvScales> kScales = {{"per_tensor", KvScales::per_tensor},
-                                                    {"per_head", KvScales::per_head},
-                                                    {"per_request_head", KvScales::per_request_head},
-                                                    {"per_token_head", KvScales::per_token_head}};
+                                                 {"per_head", KvScales::per_head},
+                                                 {"per_request_head", KvScales::per_request_head},
+                                                 {"per_token_head", KvScales::per_token_head}};
 const std::map<std::string, PlannerUse> kPlanners = {
     {"none", PlannerUse::none}, {"host", PlannerUse::host}, {"device", PlannerUse::device}};
 

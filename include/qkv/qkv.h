@@ -125,8 +125,8 @@ typedef struct qkv_layer_spec {
   int32_t has_output_dtype;  // 0: query_dtype, or bf16 if that is 8-bit
   qkv_dtype output_dtype;
   qkv_attention_type type;
-  int32_t has_cache;              // 0: keys and values are dense tensors
-  int32_t page_size;              // of the cache
+  int32_t has_cache;  // 0: keys and values are dense tensors
+  int32_t page_size;  // of the cache
   const char* mask;   // text as parse_mask in mask.hpp reads it: "causal & window(127, 0)". NULL: the type's default
   int32_t has_scale;  // 0: 1 / sqrt(head_dim)
   float scale;

@@ -44,9 +44,7 @@ plan::DeviceRules device_rules(const LayerSpec& layer, const DeviceFacts& facts)
   return rules;
 }
 
-bool has_common_keys(const LayerSpec& layer) {
-  return layer.cache && layer.kv_scales != KvScales::per_request_head;
-}
+bool has_common_keys(const LayerSpec& layer) { return layer.cache && layer.kv_scales != KvScales::per_request_head; }
 
 bool planner_shares(int64_t max_requests, bool plans_on_device) {
   constexpr int64_t kLeastRequests = 8;  // fewer gain little

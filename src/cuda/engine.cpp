@@ -381,8 +381,7 @@ class CudaEngine final : public plan::Engine {
     const auto slots = DeviceBuffer::on_stream(device_index_, upload.num_bytes(), handle_of(stream));
     upload.place(slots, handle_of(stream));
     write_cache(kernel, key, value, cache, scales,
-                {slots.as<const int64_t>(slots_at), nullptr, nullptr, num_slots,
-                 static_cast<uint32_t>(num_slots)},
+                {slots.as<const int64_t>(slots_at), nullptr, nullptr, num_slots, static_cast<uint32_t>(num_slots)},
                 device_facts(device_index_), handle_of(stream));
     // The slots' memory must outlive the launch. Layers keep theirs in the plan; this single call waits.
     jit::check(jit::driver().stream_synchronize(handle_of(stream)), "cuStreamSynchronize");

@@ -56,7 +56,7 @@ class DevicePlan final : public plan::PlacedPlan {
   int64_t max_rows_of_merges = 0;
   const int64_t* slots = nullptr;
   const int* slot_requests = nullptr;  // [slots], where scales are of requests
-  const int* num_slots = nullptr;  // on the device, where max_slots is only a bound
+  const int* num_slots = nullptr;      // on the device, where max_slots is only a bound
   int64_t max_slots = 0;
 
  private:

@@ -49,8 +49,8 @@ class Rules {
   void check_cuda() {
     const bool fp8_query = spec_.query_dtype == DType::f8e4m3 && spec_.kv_dtype == DType::f8e4m3;
     if (spec_.query_dtype != DType::bf16 && spec_.query_dtype != DType::f16 && !fp8_query) {
-      against("query_dtype", to_string(spec_.query_dtype), "bf16, f16 or, with keys and values of f8e4m3, f8e4m3 on a GPU",
-              ErrorCode::unsupported);
+      against("query_dtype", to_string(spec_.query_dtype),
+              "bf16, f16 or, with keys and values of f8e4m3, f8e4m3 on a GPU", ErrorCode::unsupported);
     }
     const bool cache_8bit = is_8bit(spec_.kv_dtype);
     if (spec_.kv_dtype != spec_.query_dtype && !cache_8bit) {

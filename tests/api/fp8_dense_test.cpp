@@ -134,9 +134,7 @@ TEST(fp8_dense, scales_that_do_not_fit_are_refused_and_nothing_is_written) {
     refused(granularity, kMismatch, "key_scale", [](KvCache& k) { k.key_scale.dtype = DType::bf16; });
   }
   refused(KvScales::per_head, kMismatch, "key_scale", [&](KvCache& k) { k.key_scale = view(of_heads, {2}); });
-  refused(KvScales::per_token_head, kInvalid, "key_scale", [&](KvCache& k) {
-    k.key_scale = view(of_heads, {1, 4});
-  });
+  refused(KvScales::per_token_head, kInvalid, "key_scale", [&](KvCache& k) { k.key_scale = view(of_heads, {1, 4}); });
   refused(KvScales::per_token_head, kMismatch, "value_scale",
           [](KvCache& k) { k.value_scale = k.value_scale.slice(0, 0, 7); });
   const std::vector<float> bad = {0.1F, 0.2F, NAN, 0.4F};

@@ -63,8 +63,7 @@ TEST(fp8_query, the_output_is_bf16_unless_asked_otherwise) {
 }
 
 TEST(fp8_query, every_granularity_format_and_feature) {
-  for (const KvScales granularity :
-       {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head}) {
+  for (const KvScales granularity : {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head}) {
     for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
       auto c = fp8_query_case(granularity);
       c.layer.query_dtype = dtype;

@@ -326,8 +326,7 @@ TEST(fp8, scales_that_do_not_fit_are_refused_and_nothing_is_written) {
       c.value_scale.device = {DeviceKind::cuda, 0};
     });
   }
-  refused(KvScales::per_tensor, kMismatch, "cache.key_scale",
-          [&](KvCache& c) { c.key_scale = view(of_heads, {4}); });
+  refused(KvScales::per_tensor, kMismatch, "cache.key_scale", [&](KvCache& c) { c.key_scale = view(of_heads, {4}); });
   refused(KvScales::per_request_head, kInvalid, "cache.key_scale",
           [&](KvCache& c) { c.key_scale = view(of_heads, {4}); });
   refused(KvScales::per_request_head, kMismatch, "cache.key_scale", [&](KvCache& c) {

@@ -177,7 +177,7 @@ tools::Case fp8(KvScales scales, DType dtype, std::vector<int32_t> q, std::vecto
 }
 
 constexpr KvScales kGranularities[] = {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head,
-                                          KvScales::per_token_head};
+                                       KvScales::per_token_head};
 
 TEST_F(gpu, casebook_059_and_061_scales_of_every_granularity) {
   for (const KvScales granularity : kGranularities) {
@@ -295,7 +295,7 @@ TEST_F(gpu, quantised_bytes_are_those_of_the_cpu) {
     for (auto& of_device : pages) of_device = tools::OwnedTensor(dtype, {2, 4, heads, dim});
     for (auto& of_device : scales) {
       of_device = granularity == KvScales::per_head ? tools::OwnedTensor(DType::f32, {heads})
-                                                       : tools::OwnedTensor(DType::f32, {2, 4, heads});
+                                                    : tools::OwnedTensor(DType::f32, {2, 4, heads});
       for (int64_t h = 0; h < heads && granularity == KvScales::per_head; ++h) {
         tools::store(of_device.view(), {h}, h == 2 ? 0x1p-70F : h % 2 == 0 ? 0.37F : 0.011F);
       }

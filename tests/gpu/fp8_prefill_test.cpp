@@ -27,8 +27,8 @@ class gpu_fp8_prefill : public ::testing::TestWithParam<KvScales> {
   static void expect_agrees(const tools::Case& c) { EXPECT_EQ(tools::failure_of(c, kGpu), "") << tools::describe(c); }
 };
 INSTANTIATE_TEST_SUITE_P(with_scales, gpu_fp8_prefill,
-                         ::testing::Values(KvScales::per_tensor, KvScales::per_head,
-                                           KvScales::per_request_head, KvScales::per_token_head));
+                         ::testing::Values(KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head,
+                                           KvScales::per_token_head));
 
 TEST_P(gpu_fp8_prefill, formats_and_head_sizes) {
   for (const int32_t head_dim : {64, 128}) {

@@ -32,8 +32,8 @@ void expect_agrees_on_gpu(const tools::Case& c) { EXPECT_EQ(tools::failure_of(c,
 
 class gpu_fp8_query_with_kv_scales : public gpu_fp8_query, public ::testing::WithParamInterface<KvScales> {};
 INSTANTIATE_TEST_SUITE_P(of, gpu_fp8_query_with_kv_scales,
-                         ::testing::Values(KvScales::per_tensor, KvScales::per_head,
-                                           KvScales::per_request_head, KvScales::per_token_head));
+                         ::testing::Values(KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head,
+                                           KvScales::per_token_head));
 
 TEST_P(gpu_fp8_query_with_kv_scales, queries_have_scales_of_every_granularity) {
   for (const KvScales of_query : {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head}) {

@@ -132,7 +132,9 @@ def test_torch_tensors_are_used_where_they_lie(name):
     scales = [torch.from_numpy(scale) for scale in (KEY_SCALE, VALUE_SCALE)]
     cache = qkv.KvCache(*tensors, key_scale=scales[0], value_scale=scales[1])
     kv_dtype = {"float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}[name]
-    layer = qkv.Attention(spec(kv_dtype=kv_dtype, output_dtype=kv_dtype, kv_scales="per_head", cache=qkv.CacheSpec(PAGE)))
+    layer = qkv.Attention(
+        spec(kv_dtype=kv_dtype, output_dtype=kv_dtype, kv_scales="per_head", cache=qkv.CacheSpec(PAGE))
+    )
     plan = layer.plan(paged.batch)
     layer.update_cache(torch.from_numpy(paged.new_key), torch.from_numpy(paged.new_value), cache, plan)
     out_scale = np.array([0.02], np.float32)

@@ -32,7 +32,7 @@ def write(stamp, monkeypatch, failed):
 def test_sources_that_passed_are_verified_until_their_code_changes(stamp, monkeypatch, capsys):
     assert write(stamp, monkeypatch, failed=0) == 0
     assert stamp.check() == 0
-    stamp.source.write_text("// a comment alone\nint x;\n")
+    stamp.source.write_text("// a comment alone\nint\n    x;\n")
     assert stamp.check() == 0
     stamp.source.write_text("int y;\n")
     assert stamp.check() == 1

@@ -6,7 +6,7 @@
 namespace qkv::testing {
 
 constexpr KvScales kGranularities[] = {KvScales::per_tensor, KvScales::per_head, KvScales::per_request_head,
-                                          KvScales::per_token_head};
+                                       KvScales::per_token_head};
 
 inline tools::Case eight_bit_case(KvScales scales, DType dtype) {
   auto c = case_of(8, 4, 64, {1, 5, 70}, {40, 60, 90});

@@ -9,7 +9,7 @@ __device__ __forceinline__ float max_of_lanes(float x, int lanes, unsigned calli
   return x;
 }
 
-// Of several numbers, which take each step together: none waits for another's shuffles. All lanes of the warp call this.
+// Of several numbers, which take each step together: none waits for another's shuffles. By all lanes of a warp.
 template <int kCount>
 __device__ __forceinline__ void max_of_lanes(float (&x)[kCount], int lanes) {
   for (int step = lanes / 2; step > 0; step /= 2) {
