@@ -30,10 +30,14 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import numpy as np
 import qkv
-from dense_model import DenseModel
-from smollm2 import Model, find_model
 from tensors import GpuTensors, HostTensors
-from tqdm import tqdm
+
+try:
+    from dense_model import DenseModel
+    from smollm2 import Model, find_model
+    from tqdm import tqdm
+except ModuleNotFoundError as missing:
+    sys.exit(f"{missing}. `make demo` installs what this example needs; examples/README.md says how to by hand.")
 
 SYSTEM_PROMPT = (
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face. You answer questions of curious people in "

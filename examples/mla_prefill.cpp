@@ -86,11 +86,23 @@ double seconds_of(const Run& run, const Wait& wait) {
 }
 
 int64_t argument(int argc, char** argv, int index, int64_t fallback) {
-  return argc > index ? std::atoll(argv[index]) : fallback;
+  if (argc <= index) return fallback;
+  char* end = nullptr;
+  const int64_t value = std::strtoll(argv[index], &end, 10);
+  if (*end == '\0' && value > 0) return value;
+  throw qkv::Error(qkv::ErrorCode::invalid_argument, "argument " + std::to_string(index), argv[index],
+                   "a whole number above 0");
+}
+
+bool is_cuda(int argc, char** argv) {
+  const std::string device = argc > 1 ? argv[1] : "cpu";
+  if (device == "cpu" || device == "cuda") return device == "cuda";
+  throw qkv::Error(qkv::ErrorCode::invalid_argument, "argument 1", device,
+                   "cpu or cuda; behind it [heads] [context] [new tokens] [workspace tokens]");
 }
 
 void run(int argc, char** argv) {
-  const bool on_gpu = argc > 1 && std::string(argv[1]) == "cuda";
+  const bool on_gpu = is_cuda(argc, argv);
   const qkv::Device device{on_gpu ? qkv::DeviceKind::cuda : qkv::DeviceKind::cpu, 0};
   const int64_t heads = argument(argc, argv, 2, on_gpu ? 128 : 4);
   const int64_t context = argument(argc, argv, 3, on_gpu ? 32768 : 4096);

@@ -178,7 +178,7 @@ void bind_attention(nb::module_& module) {
       .def(
           "plan", &plan, nb::arg("batch"), nb::kw_only(), nb::arg("stream") = nb::none(),
           "Checks the batch and cuts it into work items. The plan fits every Attention whose spec differs only in "
-          "sinks, slopes and scales' values, and keeps nothing of the batch's arrays.\n\n"
+          "scale, softcap, slopes and sinks, and keeps nothing of the batch's arrays.\n\n"
           "On a GPU, too, the batch's arrays are host arrays; the plan is copied on the stream. Keep it until the work "
           "that uses it has run.")
       .def("planner", &planner<int32_t, int64_t, int32_t, int32_t, int64_t, int32_t, bool>, nb::kw_only(),

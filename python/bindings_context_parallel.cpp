@@ -66,7 +66,7 @@ nb::any forward(const DeviceContextParallel& self, const ArrayArgument& query, c
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");
   const HeldTensor scale = output_scale_tensor(out_scale);
   nb::any memory = output_or_zeros(workspace, query, {(plan.workspace_bytes() + 3) / 4}, DType::f32, stream);
-  const HeldTensor memory_tensor = write_tensor(memory, "workspace");
+  const HeldTensor memory_tensor = write_memory(memory, "workspace");
   {
     nb::gil_scoped_release released;
     self.layer.forward(query_tensor.view, key_tensor.view, value_tensor.view, view.cache, plan, memory_tensor.view,

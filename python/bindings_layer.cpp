@@ -238,7 +238,7 @@ void bind_cache(nb::module_& module) {
       "key: kv_dtype [num_pages, page_size, num_kv_heads, head_dim].\n"
       "value: kv_dtype [num_pages, page_size, num_kv_heads, head_dim_v].\n"
       "key_scale, value_scale: float32, of 8-bit caches: [1], [num_kv_heads], [num_requests, num_kv_heads] or "
-      "[num_pages, page_size, num_kv_heads], as CacheSpec's scales says.\n"
+      "[num_pages, page_size, num_kv_heads], as LayerSpec's kv_scales says.\n"
       "dtype: what arrays of uint8 hold, \"f8e4m3\" or \"f8e5m2\"; other arrays say it themselves.";
   nb::class_<HeldCache>(module, "KvCache", doc)
       .def(

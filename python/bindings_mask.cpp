@@ -235,8 +235,13 @@ Mask to_mask(const MaskArgument& mask) {
 HeldOperands read_operands(const OperandDict& operands) {
   HeldOperands held;
   for (const auto& item : operands.items()) {
-    const auto [name, values] = nb::cast<std::pair<std::string, nb::object>>(item);
-    held.owners.push_back(read_tensor(values, name.c_str()));
+    const auto [key, values] = nb::cast<std::pair<nb::object, nb::object>>(item);
+    std::string name;
+    if (!nb::try_cast(key, name)) {
+      throw Error(ErrorCode::invalid_argument, "mask_operands", "the key " + std::string(nb::repr(key).c_str()),
+                  "names: str");
+    }
+    held.owners.push_back(read_tensor(values, ("mask_operands[" + name + "]").c_str()));
     held.operands.push_back({name, held.owners.back().view});
   }
   return held;

@@ -135,7 +135,7 @@ nb::any forward(const DeviceMla& layer, const ArrayArgument& query, const ArrayA
   const HeldTensor latents = read_tensor(new_latents, "new_latents");
   const MlaSpec& spec = layer.prefill.spec();
   const HeldTensor cache = read_tensor(latent_cache, "latent_cache", if_byte(spec.latent_dtype()));
-  const HeldTensor memory = write_tensor(workspace, "workspace");
+  const HeldTensor memory = write_memory(workspace, "workspace");
   nb::any result = make_output(layer, query, query_tensor.view.shape[0], spec.out_dtype(), out, stream);
   const HeldTensor out_tensor = write_tensor(result, "out", if_byte(spec.out_dtype()));
   const HeldTensor lse_tensor = write_optional_tensor(lse, "lse");

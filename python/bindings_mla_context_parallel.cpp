@@ -43,7 +43,7 @@ nb::any forward(const DeviceMlaContextParallel& self, const ArrayArgument& query
   const HeldTensor query_tensor = read_tensor(query, "query");
   const HeldTensor latents = read_tensor(new_latents, "new_latents");
   const HeldTensor cache = read_tensor(latent_cache, "latent_cache", if_byte(spec.latent_dtype()));
-  const HeldTensor memory = write_tensor(workspace, "workspace");
+  const HeldTensor memory = write_memory(workspace, "workspace");
   nb::any result = output_or_zeros(out, query, {query_tensor.view.shape[0], self.layer.num_heads(), spec.v_head_dim},
                                    spec.out_dtype(), stream);
   const HeldTensor out_tensor = write_tensor(result, "out", if_byte(spec.out_dtype()));

@@ -28,7 +28,8 @@ struct Relabelled {
 
 // numpy has no DLPack names for the formats of ml_dtypes, and not every torch exports 8-bit floats.
 std::optional<Relabelled> find_relabelled(nb::handle object) {
-  const std::string module = nb::cast<std::string>(object.type().attr("__module__"));
+  std::string module;
+  if (!nb::try_cast(nb::object(object.type().attr("__module__")), module)) return {};
   const bool is_numpy = module == "numpy";
   if ((!is_numpy && module != "torch") || !nb::hasattr(object, "dtype")) return {};
   std::string name = dtype_text(object);
@@ -79,7 +80,10 @@ Tensor make_view(const nb::ndarray<nb::ro>& array, std::optional<DType> label, c
   try {
     return from_dlpack(source);
   } catch (const Error& error) {
-    throw Error(error.code(), argument, error.argument() + " " + error.value(), error.allowed());
+    const bool is_uint8 = array.dtype() == nb::dtype<uint8_t>();
+    throw Error(error.code(), argument, error.argument() + " " + error.value(),
+                error.allowed() +
+                    (is_uint8 ? "; uint8 where the call says what 8-bit floats it holds, as KvCache's dtype" : ""));
   }
 }
 
@@ -126,7 +130,24 @@ std::optional<DType> label_of(const nb::ndarray<nb::ro>& array, const std::optio
   return is_uint8 && declared && comes_as_uint8(*declared) ? declared : std::nullopt;
 }
 
+// Memory alone doesn't say that a torch tensor wants a gradient, or is to be negated, and not every way to export one
+// asks.
+void check_plain(nb::handle object, const char* argument) {
+  const auto is_true = [](const nb::object& value) { return value.ptr() == Py_True; };
+  const nb::object requires_grad = nb::getattr(object, "requires_grad", nb::none());
+  if (requires_grad.is_none()) return;
+  if (is_true(requires_grad)) {
+    throw Error(ErrorCode::invalid_argument, argument, "a tensor that requires a gradient",
+                "x.detach(), or what is computed under torch.no_grad()");
+  }
+  if (is_true(nb::getattr(object, "is_neg", nb::none()).is_none() ? nb::none() : object.attr("is_neg")())) {
+    throw Error(ErrorCode::invalid_argument, argument, "a tensor whose numbers are negated when they are read",
+                "x.resolve_neg()");
+  }
+}
+
 HeldTensor make_tensor(nb::handle object, const char* argument, Access access, std::optional<DType> declared) {
+  check_plain(object, argument);
   const std::optional<Relabelled> relabelled = find_relabelled(object);
   nb::object integers = nb::borrow(object);
   if (relabelled) integers = object.attr("view")(relabelled->integers);
@@ -160,6 +181,11 @@ HeldTensor read_tensor(nb::handle object, const char* argument, std::optional<DT
 
 HeldTensor write_tensor(nb::handle object, const char* argument, std::optional<DType> declared) {
   return make_tensor(object, argument, Access::write, declared);
+}
+
+HeldTensor write_memory(nb::handle object, const char* argument) {
+  const bool is_uint8 = nb::hasattr(object, "dtype") && dtype_text(object).ends_with("uint8");
+  return make_tensor(object, argument, Access::write, is_uint8 ? std::optional(DType::f8e4m3) : std::nullopt);
 }
 
 HeldTensor read_optional_tensor(nb::handle object, const char* argument) {

@@ -48,6 +48,8 @@ std::optional<DType> if_byte(DType dtype);
 HeldTensor read_tensor(nb::handle object, const char* argument, std::optional<DType> declared = {});
 // For tensors that a call writes.
 HeldTensor write_tensor(nb::handle object, const char* argument, std::optional<DType> declared = {});
+// For scratch memory, whatever its dtype.
+HeldTensor write_memory(nb::handle object, const char* argument);
 // None gives the default-constructed Tensor: not given.
 HeldTensor read_optional_tensor(nb::handle object, const char* argument);
 HeldTensor write_optional_tensor(nb::handle object, const char* argument);

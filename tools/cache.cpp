@@ -3,11 +3,13 @@
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "qkv/kernel_cache.hpp"
+#include "qkv/status.hpp"
 
 namespace qkv::tools {
 namespace {
@@ -70,6 +72,8 @@ struct ArchiveOptions {
 void add_cache_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("cache", "The compiled GPU kernels on disk");
   command->require_subcommand(1);
+  command->footer(
+      "Examples:\n  qkv cache ls\n  qkv cache export kernels.qkv --arch sm_90a\n  qkv cache import kernels.qkv");
   command->add_subcommand("ls", "Place, size and every kernel, the least recently used first")->callback(&list);
   command->add_subcommand("verify", "Read all entries and name those that are damaged; the exit status is 1 if any is")
       ->callback(&verify);
@@ -82,6 +86,16 @@ void add_cache_command(CLI::App& app) {
   writer->add_option("file", options->file, "The archive to write")->required();
   writer->add_option("--arch", options->arch, "Only kernels of this architecture, such as sm_90a");
   writer->callback([options] {
+    const auto is_written = [&](const CachedKernel& kernel) {
+      return kernel.fault.empty() && (options->arch.empty() || kernel.arch == options->arch);
+    };
+    const std::vector<CachedKernel> kernels = cached_kernels();
+    if (std::none_of(kernels.begin(), kernels.end(), is_written)) {
+      throw Error(ErrorCode::unavailable, "cache export",
+                  fmt::format("no sound kernel{} in {}", options->arch.empty() ? "" : " of " + options->arch,
+                              kernel_cache_place().folder),
+                  "kernels that `qkv cache ls` lists; `qkv warmup` compiles some");
+    }
     fmt::print("{} kernels written to {}\n", export_kernels(options->file, options->arch), options->file);
   });
   CLI::App* reader =

@@ -32,7 +32,7 @@ class GuardedBuffer {
   std::vector<std::byte> bytes_;
 };
 
-// A tensor with its memory; `set` and `get` convert to and from float.
+// A tensor with its memory; `store` and `load` convert from and to float.
 class OwnedTensor {
  public:
   OwnedTensor() = default;
@@ -94,7 +94,6 @@ struct CaseData {
   // The out_scale of a call with so many rows and heads: the one that is given, or memory at odd strides for those that
   // are chosen; nothing where outputs are not of 8 bits.
   OwnedTensor output_scale(int64_t num_rows, int64_t num_heads) const;
-  // The batch of one request alone: its rows of query and dense keys are slices, its cache is the same.
   int64_t num_tokens = 0;
   int64_t num_keys = 0;        // of whole requests
   int64_t num_shown_keys = 0;  // to the layer

@@ -11,6 +11,7 @@
 
 #include "case_data.hpp"
 #include "mla_cases.hpp"
+#include "number.hpp"
 #include "parallel_cases.hpp"
 #include "progress.hpp"
 #include "qkv/attention.hpp"
@@ -242,14 +243,12 @@ class CaseRun {
   // The cache after the call must be the cache before it, with the new tokens' rows in their slots, byte for byte.
   std::string update_cache(const Plan& plan) {
     CaseData expected(case_);
-    const int64_t page_size = layer_.cache->page_size;
     for (size_t t = 0; t < data_.slot_mapping.size(); ++t) {
       const int64_t slot = data_.slot_mapping[t];
       if (slot < 0) continue;
       for (int64_t h = 0; h < layer_.num_kv_heads; ++h) {
         const auto write = [&](const OwnedTensor& source, const Tensor& pages, OwnedTensor& scales) {
-          write_row(expected, source.view(), static_cast<int64_t>(t), slot / page_size, slot % page_size, h, pages,
-                    scales);
+          write_row(data_, layer_, source.view(), static_cast<int64_t>(t), slot, h, pages, scales);
         };
         write(data_.key, expected.key_cache, expected.key_scale);
         write(data_.value, expected.value_cache, expected.value_scale);
@@ -266,22 +265,6 @@ class CaseRun {
     const bool same = data_.key_pages.buffer() == expected.key_pages.buffer() &&
                       data_.value_pages.buffer() == expected.value_pages.buffer();
     return same ? "" : "update_cache: the cache's bytes differ from those expected";
-  }
-
-  // One head of a new token. With scales per token, the row's own comes first: its largest magnitude becomes the
-  // format's largest number.
-  void write_row(const CaseData& expected, const Tensor& source, int64_t token, int64_t page, int64_t offset, int64_t h,
-                 const Tensor& pages, OwnedTensor& scales) const {
-    if (layer_.kv_scales == KvScales::per_token_head) {
-      float largest = 0;
-      for (int64_t d = 0; d < pages.shape[3]; ++d) largest = std::max(largest, std::fabs(load(source, {token, h, d})));
-      const float row_scale = largest / static_cast<float>(stored_range(layer_.kv_dtype).largest);
-      store(scales.view(), {page, offset, h}, row_scale);
-    }
-    const float scale = expected.scale_of(scales, data_.slot_requests[token], h, {page, offset, h});
-    for (int64_t d = 0; d < pages.shape[3]; ++d) {
-      store(pages, {page, offset, h, d}, load(source, {token, h, d}) / scale);
-    }
   }
 
   std::string compare(const Outputs& outputs, const reference::Result& expected) const {
@@ -501,6 +484,9 @@ Checked check_case_number(int64_t index, const CheckOptions& options, Device dev
 
 void run_check(const CheckOptions& options) {
   const Device device = parse_device(options.nccl ? "cuda" : options.device);
+  if (device.kind == DeviceKind::cuda && num_cuda_devices() == 0) {
+    throw Error(ErrorCode::unavailable, "--device", "cuda, and no GPU was found", "cpu");
+  }
   const Ranks ranks = make_ranks(options);
   const bool is_speaker = !ranks.of_process || ranks.of_process->rank() == 0;
   const std::string engine = device.kind == DeviceKind::cpu
@@ -534,6 +520,19 @@ void run_check(const CheckOptions& options) {
 
 }  // namespace
 
+void write_row(const CaseData& data, const LayerSpec& layer, const Tensor& source, int64_t token, int64_t slot,
+               int64_t head, const Tensor& pages, OwnedTensor& scales) {
+  const int64_t page = slot / layer.cache->page_size, offset = slot % layer.cache->page_size;
+  const int64_t dim = pages.shape[3];
+  if (layer.kv_scales == KvScales::per_token_head) {
+    float largest = 0;
+    for (int64_t d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(load(source, {token, head, d})));
+    store(scales.view(), {page, offset, head}, largest / static_cast<float>(stored_range(layer.kv_dtype).largest));
+  }
+  const float scale = data.scale_of(scales, data.slot_requests[token], head, {page, offset, head});
+  for (int64_t d = 0; d < dim; ++d) store(pages, {page, offset, head, d}, load(source, {token, head, d}) / scale);
+}
+
 std::string failure_of(const Case& random_case, Device device) {
   try {
     return CaseRun(random_case, device).run();
@@ -547,16 +546,20 @@ void add_check_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("check", "Compare random cases over all features with the float64 oracle");
   command->add_option("--cases", options->cases, "How many cases to draw")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  command->add_option("--seed", options->seed, "Cases are a function of seed and number")->capture_default_str();
-  command->add_option("--first", options->first, "Number of the first case")->capture_default_str();
+      ->check(whole_number(0, kAnyNumber));
+  command->add_option("--seed", options->seed, "Cases are a function of seed and number")
+      ->capture_default_str()
+      ->check(whole_number(0, kAnyNumber));
+  command->add_option("--first", options->first, "Number of the first case")
+      ->capture_default_str()
+      ->check(whole_number(0, kAnyNumber));
   command->add_option("--device", options->device, "Engine under test: cpu or cuda")->capture_default_str();
   CLI::Option* mla =
       command->add_flag("--mla", options->mla, "MLA prefill: chunks of latent context against unchunked attention");
   CLI::Option* ranks =
       command
           ->add_option("--ranks", options->ranks, "Context parallelism over so many ranks, as threads of this process")
-          ->check(CLI::Range(1, 64));
+          ->check(whole_number(1, 64));
   CLI::Option* mpi = command->add_flag("--mpi", options->mpi, "The same over the processes that mpirun started")
                          ->excludes(mla)
                          ->excludes(ranks);

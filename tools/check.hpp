@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "case_data.hpp"
 #include "cases.hpp"
 #include "qkv/reference.hpp"
 
@@ -30,6 +31,11 @@ struct StoredRange {
   double half_smallest = 0;
 };
 StoredRange stored_range(DType dtype);
+
+// What update_cache must leave of one head of a new token. With scales per token, the row's own comes first: its
+// largest magnitude becomes the format's largest number.
+void write_row(const CaseData& data, const LayerSpec& layer, const Tensor& source, int64_t token, int64_t slot,
+               int64_t head, const Tensor& pages, OwnedTensor& scales);
 
 // What a column's number is multiplied by; 1 where there is no scale.
 double scale_at(const Tensor& out_scale, int64_t token, int64_t head, int64_t column);

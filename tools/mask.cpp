@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "number.hpp"
 #include "qkv/mask.hpp"
 #include "qkv/status.hpp"
 
@@ -87,19 +88,19 @@ Need need_of(OperandScope scope, const MaskScene& scene) {
   }
 }
 
-// Lists what the mask reads; returns what is missing, in one line.
+// Lists what the mask reads; returns where other numbers of values are given, in one line.
 std::string print_operands(const Mask& mask, const MaskScene& scene, const OperandValues& given) {
-  std::string missing;
+  std::string wrong;
   for (const OperandDeclaration& declaration : operands_of(mask)) {
     const Need need = need_of(declaration.scope, scene);
     const auto values = given.find(declaration.name);
     const size_t count = values == given.end() ? 0 : values->second.size();
     fmt::print("operand   {}: needs {} ({}), given {}\n", declaration.name, need.length, need.meaning, count);
-    if (static_cast<int64_t>(count) >= need.length) continue;
-    if (!missing.empty()) missing += ", ";
-    missing += fmt::format("{} with {} ({})", declaration.name, need.length, need.meaning);
+    if (static_cast<int64_t>(count) == need.length) continue;
+    if (!wrong.empty()) wrong += ", ";
+    wrong += fmt::format("{} values of {}, which needs {} ({})", count, declaration.name, need.length, need.meaning);
   }
-  return missing;
+  return wrong;
 }
 
 void check_names(const Mask& mask, const OperandValues& given) {
@@ -149,9 +150,9 @@ void run(const MaskArguments& arguments) {
   scene.kv_len = arguments.kv_len < 0 ? arguments.q_len : arguments.kv_len;
 
   fmt::print("mask      {}\nhash      {:016x}\n", mask.text(), mask.hash());
-  const std::string missing = print_operands(mask, scene, operands);
+  const std::string wrong = print_operands(mask, scene, operands);
   check_names(mask, operands);
-  if (!missing.empty()) refuse("--operand", "too few values", missing + ", each as --operand name=value,value*count,…");
+  if (!wrong.empty()) refuse("--operand", wrong, "so many values, each operand as --operand name=value,value*count,…");
   for (const auto& [name, values] : operands) {
     const auto count = static_cast<int64_t>(values.size());
     scene.operands.push_back({name, Tensor::contiguous(values.data(), DType::i32, {count})});
@@ -197,22 +198,22 @@ void add_mask_command(CLI::App& app) {
   command->add_option("expression", arguments->expression, "The mask, for example \"causal & window(127, 0)\"")
       ->required();
   command->add_option("--q-len", arguments->q_len, "New tokens of the request")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->capture_default_str();
   command->add_option("--kv-len", arguments->kv_len, "Keys of the request, cached and new; default: --q-len")
-      ->check(CLI::NonNegativeNumber);
+      ->check(whole_number(0));
   command->add_option("--request", arguments->request, "Index of the request")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->capture_default_str();
-  command->add_option("--head", arguments->head, "Query head")->check(CLI::NonNegativeNumber)->capture_default_str();
+  command->add_option("--head", arguments->head, "Query head")->check(whole_number(0))->capture_default_str();
   command
       ->add_option("--operand", arguments->operands,
                    "An operand's values, name=1,2,3 or name=value*count,…; once for each operand")
       ->allow_extra_args(false);
   command->add_option("--tile-q", arguments->tile_q, "Queries a tile; default: 4 in small pictures, else 64")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   command->add_option("--tile-kv", arguments->tile_kv, "Keys a tile; default: 4 in small pictures, else 128")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   command->add_option("--png", arguments->png, "Also draw the mask to this file");
   command->footer(kExamples);
   command->callback([arguments] { run(*arguments); });

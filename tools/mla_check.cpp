@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -329,6 +330,28 @@ class MlaRun {
     if (std::memcmp(all + static_cast<size_t>(first) * row_bytes, alone.out.buffer().data(),
                     static_cast<size_t>(lengths.q_len) * row_bytes) != 0) {
       return fmt::format("request {} alone has other bits of out than in the batch", request);
+    }
+    return compare_numbers_alone(together, alone, request);
+  }
+
+  // Of f32: the LSE, and scales that were chosen.
+  std::string compare_numbers_alone(const Outputs& together, const Outputs& alone, int64_t request) const {
+    const int64_t first = data_.query_start_loc[request];
+    const auto same = [](float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); };
+    const bool has_groups = together.scale.view().rank == 3;
+    const int64_t groups = has_groups ? together.scale.view().shape[2] : 0;
+    for (int64_t t = 0; t < case_.attention.requests[request].q_len; ++t) {
+      for (int64_t h = 0; h < num_heads_; ++h) {
+        if (case_.attention.with_lse &&
+            !same(load(together.lse.view(), {h, first + t}), load(alone.lse.view(), {h, t}))) {
+          return fmt::format("request {} alone has other bits of lse than in the batch", request);
+        }
+        for (int64_t g = 0; g < groups; ++g) {
+          if (!same(load(together.scale.view(), {first + t, h, g}), load(alone.scale.view(), {t, h, g}))) {
+            return fmt::format("request {} alone has other scales than in the batch", request);
+          }
+        }
+      }
     }
     return "";
   }

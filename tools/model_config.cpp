@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -189,11 +190,11 @@ void add_latent_layers(Model& model, const Fields& config, const ServingOptions&
   expanded.kv_lora_rank = latent_dim;
   expanded.dtype = dtype_of(config, options.dtype);
   expanded.cache = CacheSpec{options.page_size};
-  if (options.kv_dtype.value_or(expanded.dtype) != expanded.dtype) {
-    throw Error(
-        ErrorCode::unsupported, "kv-dtype", std::string(to_string(*options.kv_dtype)),
-        fmt::format("{}, the model's dtype: latents are cached as they are computed", to_string(expanded.dtype)));
+  if (options.kv_dtype.value_or(expanded.dtype) != expanded.dtype && size_bytes(*options.kv_dtype) != 1) {
+    throw Error(ErrorCode::unsupported, "kv-dtype", std::string(to_string(*options.kv_dtype)),
+                fmt::format("{}, the model's dtype, or 8 bits", to_string(expanded.dtype)));
   }
+  expanded.cache_dtype = options.kv_dtype;
   const std::vector<LayerSpec> layers = layers_of(expanded);
   LayerSpec absorbed = plain_spec(config, options);
   absorbed.num_q_heads = expanded.num_heads;
@@ -247,7 +248,8 @@ const Architecture& find_architecture(const std::string& type, const std::string
 
 Json read_json(const std::string& path) {
   std::ifstream file(path);
-  if (!file) throw Error(ErrorCode::unavailable, path, "no file that can be read", "a model's config.json");
+  if (!file || std::filesystem::is_directory(path))
+    throw Error(ErrorCode::unavailable, path, "no file that can be read", "a model's config.json");
   try {
     Json json = Json::parse(file);
     if (json.is_object()) return json;

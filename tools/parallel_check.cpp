@@ -147,6 +147,7 @@ class RankRun {
     OwnedTensor lse(DType::f32, {own_case_.layer.num_q_heads, num_rows()});
     OwnedTensor workspace(DType::i32, {plan.workspace_bytes() / 4});
     const Placed query(query_, device_), key(key_, device_), value(value_, device_);
+    const RankCache before = cache_;
     const Placed keys(cache_.key, device_), values(cache_.value, device_);
     const Placed key_scale(cache_.key_scale, device_), value_scale(cache_.value_scale, device_);
     OwnedTensor scale = data_.output_scale(num_rows(), own_case_.layer.num_q_heads);
@@ -160,10 +161,10 @@ class RankRun {
     placed_lse.fetch();
     placed_scale.fetch();
     placed_workspace.fetch();
-    keys.fetch();
-    values.fetch();
+    for (const Placed* of : {&keys, &values, &key_scale, &value_scale}) of->fetch();
     if (!out.buffer().guards_intact() || !lse.buffer().guards_intact()) return "guard words of out or lse overwritten";
     if (!workspace.buffer().guards_intact()) return "guard words of the workspace overwritten";
+    if (std::string wrong = new_tokens_in_cache(before); !wrong.empty()) return wrong;
     return compare(out, lse, scale);
   }
 
@@ -213,35 +214,26 @@ class RankRun {
     // Outputs travel in the query's dtype, and values are of size 1.
     constexpr double kLargestValue = 5;
     const double rounding = layer.query_dtype == DType::f32 ? 0 : rounding_of(layer.query_dtype);
-    std::string wrong =
-        difference(own_case_, device_, out.view(), lse.view(), expected, scale.view(), kLargestValue * rounding);
-    if (!wrong.empty()) return wrong;
-    return new_tokens_in_cache();
+    return difference(own_case_, device_, out.view(), lse.view(), expected, scale.view(), kLargestValue * rounding);
   }
 
-  // The new tokens that the rank keeps, and no others, are in its pages, as one rank alone would have rounded them.
-  std::string new_tokens_in_cache() {
+  // The cache after the call: what it was, with the new tokens that the rank keeps in its pages, byte for byte.
+  std::string new_tokens_in_cache(RankCache expected) const {
     const LayerSpec& layer = case_.attention.layer;
-    if (is_8bit(layer.kv_dtype)) return "";
-    const int32_t page_size = layer.cache->page_size;
-    for (size_t r = 0; r < data_.seq_lens.size(); ++r) {
-      const int32_t q_len = case_.attention.requests[r].q_len;
-      const int32_t context = data_.seq_lens[r] - q_len;
-      for (int32_t position = context; position < data_.seq_lens[r]; ++position) {
-        if (attention_.shard().rank_of(position) != attention_.shard().rank) continue;
-        const int32_t local = attention_.shard().local_position(position);
-        const int64_t page = cache_.block_table[r * cache_.table_width + local / page_size];
-        const int64_t token = data_.query_start_loc[r] + position - context;
-        for (int64_t h = 0; h < layer.num_kv_heads; ++h) {
-          OwnedTensor rounded(layer.kv_dtype, {1});
-          store(rounded.view(), {0}, load(data_.key.view(), {token, h, 0}));
-          const float got = load(cache_.key.view(), {page, local % page_size, h, 0});
-          if (got == load(rounded.view(), {0})) continue;
-          return fmt::format("cache: the key at position {} of request {} is {}", position, r, got);
-        }
+    for (size_t t = 0; t < slots_.size(); ++t) {
+      for (int64_t h = 0; slots_[t] >= 0 && h < layer.num_kv_heads; ++h) {
+        const auto write = [&](const OwnedTensor& source, const OwnedTensor& pages, OwnedTensor& scales) {
+          write_row(data_, layer, source.view(), static_cast<int64_t>(t), slots_[t], h, pages.view(), scales);
+        };
+        write(data_.key, expected.key, expected.key_scale);
+        write(data_.value, expected.value, expected.value_scale);
       }
     }
-    return "";
+    const bool same = cache_.key.buffer() == expected.key.buffer() &&
+                      cache_.value.buffer() == expected.value.buffer() &&
+                      cache_.key_scale.buffer() == expected.key_scale.buffer() &&
+                      cache_.value_scale.buffer() == expected.value_scale.buffer();
+    return same ? "" : "update_cache: the bytes of the rank's cache differ from those expected";
   }
 
   const ParallelCase& case_;

@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "batch_text.hpp"
+#include "number.hpp"
 #include "qkv/device.hpp"
 #include "qkv/plan.hpp"
 #include "qkv/status.hpp"
@@ -60,7 +61,13 @@ LayerSpec layer_of(const PlanArguments& arguments) {
 
 PlanReport report_of(const PlanArguments& arguments, const LayerSpec& layer) {
   BatchText text = parse_batch(arguments.batch);
-  for (const std::string& group : arguments.shared) text.prefix_groups.push_back(parse_prefix_group(group));
+  for (const std::string& shared : arguments.shared) {
+    text.prefix_groups.push_back(parse_prefix_group(shared));
+    if (const auto count = static_cast<int32_t>(text.query_lens.size());
+        text.prefix_groups.back().requests.back() >= count) {
+      throw Error(ErrorCode::invalid_argument, "--shared", shared, fmt::format("requests 0 to {}", count - 1));
+    }
+  }
   const SyntheticBatch owner(std::move(text), arguments.page);
   Batch batch = owner.batch();
   batch.prefix_sharing = arguments.sharing == "off"      ? PrefixSharing::off
@@ -258,12 +265,14 @@ void add_plan_command(CLI::App& app) {
       ->check(CLI::IsMember({"cpu", "h200"}))
       ->capture_default_str();
   command->add_option("--threads", arguments->threads, "Threads of the CPU; default: all that may be used")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   command->add_option("--heads", arguments->heads, "Query heads/KV heads")->capture_default_str();
-  command->add_option("--head-dim", arguments->head_dim, "Of query and key")->capture_default_str();
-  command->add_option("--head-dim-v", arguments->head_dim_v, "Of value; default: --head-dim");
+  command->add_option("--head-dim", arguments->head_dim, "Of query and key")
+      ->check(whole_number(1))
+      ->capture_default_str();
+  command->add_option("--head-dim-v", arguments->head_dim_v, "Of value; default: --head-dim")->check(whole_number(1));
   command->add_option("--page", arguments->page, "Tokens a page; 0: dense keys")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->capture_default_str();
   command->add_option("--dtype", arguments->dtype, "Of query, keys and values")
       ->check(CLI::IsMember({"f32", "f16", "bf16"}))
@@ -274,7 +283,7 @@ void add_plan_command(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--other-bits", arguments->other_bits, "Sharing may change bits, for a quicker kernel");
   command->add_option("--items", arguments->items, "How many items to list")
-      ->check(CLI::NonNegativeNumber)
+      ->check(whole_number(0))
       ->capture_default_str();
   command->add_option("--json", arguments->json, "Write everything to this file; - prints it, and nothing else");
   command->add_option("--png", arguments->png, "Draw the items over time to this file");

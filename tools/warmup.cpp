@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "model_config.hpp"
+#include "number.hpp"
 #include "progress.hpp"
 #include "qkv/compile.hpp"
 #include "qkv/cuda.hpp"
@@ -44,10 +45,10 @@ void add_model_options(CLI::App& command, Options& options) {
   command.add_option("--model", options.model, "The model's config.json")->required();
   command.add_option("--arch", options.arch, "Architecture, such as sm_90a; needed where there is no GPU");
   command.add_option("--tp", options.serving.tensor_parallel, "Ranks that share the heads")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command.add_option("--page-size", options.serving.page_size, "Tokens a page of the cache")
-      ->check(CLI::PositiveNumber)
+      ->check(whole_number(1))
       ->capture_default_str();
   command.add_option("--dtype", options.serving.dtype, "Of query, cache and output")
       ->check(CLI::IsMember({"auto", "bf16", "f16", "f32"}))
@@ -172,14 +173,17 @@ void add_warmup_command(CLI::App& app) {
       app.add_subcommand("warmup", "Compile all GPU kernels that a model can reach, before it is served");
   add_model_options(*command, *options);
   command->add_option("--max-model-len", options->max_model_len, "Longest request; default: the model's own")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
   command
       ->add_option_function<std::string>(
           "--planners", [options](const std::string& name) { options->planners = kPlanners.at(name); },
           "Kernels of planners (CUDA graphs), too: none; host: that plan on the host; device: on the device")
       ->check(CLI::IsMember(kPlanners));
   command->add_option("--jobs", options->num_threads, "Kernels compiled at once; default: one a processor")
-      ->check(CLI::PositiveNumber);
+      ->check(whole_number(1));
+  command->footer(
+      "Examples:\n  qkv warmup --model config.json\n"
+      "  qkv warmup --model config.json --arch sm_90a --tp 8 --kv-dtype f8e4m3 --planners host");
   command->callback([options] { warm_up(*options); });
 }
 
@@ -188,6 +192,7 @@ void add_why_command(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("why", "Which kernels run for which batches of a model's layers, and what is refused and why");
   add_model_options(*command, *options);
+  command->footer("Example: qkv why --model config.json --arch sm_90a");
   command->callback([options] { explain_model(*options); });
 }
 

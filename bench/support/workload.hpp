@@ -33,8 +33,6 @@ class Workload {
   void forward() const;
   void update_cache() const;
   int64_t num_tokens() const { return query_start_loc_.back(); }
-  int64_t num_keys() const { return num_keys_; }
-  const Plan& current_plan() const { return *plan_; }
   // Bytes of keys and values that a forward reads once, each request's counted.
   int64_t cache_bytes() const;
 

@@ -41,8 +41,8 @@ class QKV_EXPORT Attention {
 
   const LayerSpec& spec() const;
 
-  // Checks the batch and cuts it into work items. The plan fits every Attention whose spec differs only in sinks,
-  // slopes and scales' values.
+  // Checks the batch and cuts it into work items. The plan fits every Attention whose spec differs only in scale,
+  // softcap, slopes and sinks.
   // On a GPU the batch's arrays are host arrays (and checked) and the plan is copied on the stream; it must not be
   // destroyed before the work that uses it has run.
   Plan plan(const Batch& batch, Stream stream = {}) const;

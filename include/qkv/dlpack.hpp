@@ -3,6 +3,7 @@
 
 #include <dlpack/dlpack.h>
 
+#include <iterator>
 #include <string>
 
 #include "qkv/status.hpp"
@@ -13,6 +14,13 @@ namespace qkv {
 // Type codes of DLPack 1.1, which older headers don't name.
 inline constexpr uint8_t kDlpackFloat8E4M3 = 10;
 inline constexpr uint8_t kDlpackFloat8E5M2 = 12;
+
+inline std::string dlpack_name(DLDataType dtype) {
+  const char* kinds[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  const std::string kind =
+      dtype.code < std::size(kinds) ? kinds[dtype.code] : "code " + std::to_string(dtype.code) + " of bits ";
+  return kind + std::to_string(dtype.bits) + (dtype.lanes == 1 ? "" : " x " + std::to_string(dtype.lanes));
+}
 
 // The tensor's shape and strides are copied into the view; the data stays the producer's.
 inline Tensor from_dlpack(const DLTensor& source) {
@@ -35,8 +43,7 @@ inline Tensor from_dlpack(const DLTensor& source) {
   } else if (source.dtype.lanes == 1 && is(kDLInt, 64)) {
     view.dtype = DType::i64;
   } else {
-    throw Error(ErrorCode::invalid_argument, "dlpack dtype",
-                "code " + std::to_string(source.dtype.code) + ", " + std::to_string(source.dtype.bits) + " bits",
+    throw Error(ErrorCode::invalid_argument, "dlpack dtype", dlpack_name(source.dtype),
                 "float32, float16, bfloat16, float8_e4m3fn, float8_e5m2, int8, int32 or int64");
   }
   if (source.device.device_type == kDLCPU || source.device.device_type == kDLCUDAHost) {

@@ -12,8 +12,8 @@
 
 namespace qkv {
 
-// f8e4m3: up to 448, no infinities (torch.float8_e4m3fn). f8e5m2: up to 57344. Both for caches and outputs, i8 for
-// caches, see fp8.md.
+// f8e4m3: up to 448, no infinities (torch.float8_e4m3fn). f8e5m2: up to 57344. Both for queries, keys, values and
+// outputs, i8 for keys and values, see fp8.md.
 enum class DType : uint8_t { f32, f16, bf16, f8e4m3, i32, i64, f8e5m2, i8 };
 
 QKV_EXPORT int32_t size_bytes(DType dtype);

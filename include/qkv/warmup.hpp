@@ -40,8 +40,7 @@ struct WarmupOptions {
   RequestBounds bounds = {};
   PlannerUse planners = PlannerUse::none;
   // Calls that belong to no layer, as far as the run makes them. The states of layers that are shown some of their keys
-  // (KeyRun, Shard) are known to be merged. cache_write: to caches without scales; with scales it runs the kernel of a
-  // layer with such a cache.
+  // (KeyRun, Shard) are known to be merged.
   bool merge_states = false;
   bool gather_cache = false;
   bool cache_write = false;

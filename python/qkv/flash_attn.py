@@ -112,7 +112,7 @@ def flash_attn_varlen_func(
             _refuse_scales(k_descale=k_descale, v_descale=v_descale)
 
         if getattr(causal, "shape", ()) == ():
-            mask, operands = _make_mask(bool(causal), window_size, dynamic_causal)
+            mask, operands = _make_mask(_truth("causal", causal), window_size, dynamic_causal)
         elif dynamic_causal is None:
             mask, operands = _make_mask(False, window_size, causal)
         else:
@@ -158,6 +158,12 @@ def _refuse_unless(name: str, value: Any, allowed: tuple[Any, ...]) -> None:
         raise Error("unsupported", name, repr(value), " or ".join(map(repr, allowed)))
 
 
+def _truth(name: str, value: Any) -> bool:
+    if isinstance(value, bool | np.bool_ | int) or getattr(value, "shape", None) == ():
+        return bool(value)
+    raise Error("invalid_argument", name, repr(value), "a bool, or a tensor with one value a request")
+
+
 def _dtype_name(array: Any) -> str:
     return str(getattr(array, "dtype", "")).removeprefix("torch.")
 
@@ -186,7 +192,10 @@ def _make_mask(
     # Requests that are not causal see as far ahead as back; without a window they see everything.
     if right == 0 and (causal or left >= 0):
         right = left
-    operands = {"causal": np.asarray(to_numpy(dynamic_causal, "dynamic_causal"), np.int32)}
+    flags = to_numpy(dynamic_causal, "dynamic_causal")
+    if flags.dtype not in (np.bool_, np.int32):
+        raise Error("invalid_argument", "dynamic_causal", f"dtype {flags.dtype}", "int32 or bool")
+    operands = {"causal": np.asarray(flags, np.int32)}
     return masks.per_request_causal() & masks.window(left, right), operands
 
 

@@ -101,7 +101,8 @@ void qkv_collectives_functions_init(qkv_collectives_functions* functions, size_t
 qkv_status qkv_collectives_create(const qkv_collectives_functions* functions, void* context, int32_t rank,
                                   int32_t num_ranks, qkv_device device, qkv_collectives** ranks) {
   return create(ranks, "ranks", [&] {
-    const auto read = read_sized(functions, sizeof(qkv_collectives_functions), "functions");
+    const auto read = read_sized(
+        functions, offsetof(qkv_collectives_functions, all_to_all) + sizeof(functions->all_to_all), "functions");
     if (read.all_gather == nullptr || read.reduce_scatter == nullptr || read.all_to_all == nullptr) {
       refuse("functions", "a null pointer among them", "all of all_gather, reduce_scatter, all_to_all");
     }

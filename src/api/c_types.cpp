@@ -206,7 +206,7 @@ Batch from_c(const qkv_batch* batch) {
 }
 
 PlanLimits from_c(const qkv_plan_limits* limits) {
-  const auto given = read_sized(limits, sizeof(qkv_plan_limits), "limits");
+  const auto given = read_sized(limits, offsetof(qkv_plan_limits, max_keys), "limits");
   return {given.max_requests, given.max_tokens, given.max_query_len,          given.max_seq_len,
           given.max_keys,     given.num_pages,  is_set(given.plans_on_device)};
 }

@@ -1,4 +1,5 @@
-// An MLA layer as the two attention layers that it runs: over the new tokens, and over a chunk of context.
+// An MLA layer as the attention layers that it runs: over the new tokens, as a result and as a state, and over a chunk
+// of context.
 #pragma once
 
 #include "qkv/layer.hpp"

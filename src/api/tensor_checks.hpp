@@ -12,8 +12,9 @@ namespace qkv::api {
 
 // A cache for the layer. max_page is the highest page number that the plan uses, -1 for none.
 void check_cache(const LayerSpec& layer, Device device, const KvCache& cache, int32_t max_page);
-// The cache's scales: there if it has some, of the right shape, and numbers above 0 where the host can read them.
-void check_scales(const LayerSpec& layer, Device device, const KvCache& cache, int32_t num_requests);
+// The scales of keys and values, cached or dense: there if they have some, of the right shape, and numbers above 0
+// where the host can read them.
+void check_scales(const LayerSpec& layer, Device device, const KvCache& keys, int32_t num_requests);
 // A cache that slots up to max_slot are written to.
 void check_cache_slots(const LayerSpec& layer, const KvCache& cache, int64_t max_slot);
 // Keys and values of new tokens, to be written into the cache.

@@ -98,7 +98,11 @@ std::vector<jit::Source> single_call_sources(const WarmupOptions& options, const
   if (options.gather_cache) {  // of pages of the rows' dtype, and of 8 bits
     for (const char* kernel : {"gather", "gather_widened"}) sources.push_back(cuda::plain_source(kernel, arch));
   }
-  if (options.cache_write) sources.push_back(cuda::cache_write_source(KvScales::none, arch));
+  if (options.cache_write) {  // to pages of floats, and of 8 bits
+    for (const KvScales scales : {KvScales::none, KvScales::per_tensor}) {
+      sources.push_back(cuda::cache_write_source(scales, arch));
+    }
+  }
   return sources;
 }
 

@@ -44,7 +44,9 @@ void check_float16_or_32(const Tensor& tensor, const char* name) {
   }
 }
 
+// Strides of tensors without elements mean nothing: numpy gives them 0.
 void check_contiguous(const Tensor& tensor, const char* name) {
+  if (tensor.num_elements() == 0) return;
   int64_t step = 1;
   for (int32_t axis = tensor.rank - 1; axis >= 0; --axis) {
     if (tensor.shape[axis] > 1 && tensor.stride[axis] != step) {
@@ -56,6 +58,7 @@ void check_contiguous(const Tensor& tensor, const char* name) {
 }
 
 void check_last_axis_contiguous(const Tensor& tensor, const char* name) {
+  if (tensor.num_elements() == 0) return;
   const int32_t last = tensor.rank - 1;
   if (tensor.shape[last] > 1 && tensor.stride[last] != 1) {
     refuse(name, fmt::format("{} with stride {} on the last axis", tensor.describe(), tensor.stride[last]),

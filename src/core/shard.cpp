@@ -4,6 +4,7 @@
 #include "core/index/interleave.hpp"
 #include "core/index/paging.hpp"
 #include "core/index/shown_keys.hpp"
+#include "core/shown_keys.hpp"
 #include "qkv/batch.hpp"
 
 namespace qkv {
@@ -21,15 +22,27 @@ void check_vector(const Tensor& tensor, const char* name, const char* axes) {
 
 int32_t at(const Tensor& tensor, int64_t i) { return static_cast<const int32_t*>(tensor.data)[i * tensor.stride[0]]; }
 
-void check_shard(const Shard& shard, int32_t page_size) {
-  if (page_size < 1) refuse("page_size", page_size, "at least 1 token");
+void check_shard(const Shard& shard) {
   if (shard.num_ranks < 1) refuse("shard.num_ranks", shard.num_ranks, "at least 1");
   if (shard.rank < 0 || shard.rank >= shard.num_ranks) {
     refuse("shard.rank", shard.rank, fmt::format("0 to {}", shard.num_ranks - 1));
   }
-  if (shard.interleave_size < 1 || page_size % shard.interleave_size != 0) {
+  if (shard.interleave_size < 1 || int64_t{shard.interleave_size} * shard.num_ranks > kMaxRound) {
+    refuse("shard.interleave_size", shard.interleave_size, fmt::format("1 to {}", kMaxRound / shard.num_ranks));
+  }
+}
+
+void check_shard(const Shard& shard, int32_t page_size) {
+  if (page_size < 1) refuse("page_size", page_size, "at least 1 token");
+  check_shard(shard);
+  if (page_size % shard.interleave_size != 0) {
     refuse("shard.interleave_size", shard.interleave_size, fmt::format("a divisor of page_size = {}", page_size));
   }
+}
+
+void check_call(const Shard& shard, const char* name, int32_t value) {
+  check_shard(shard);
+  if (value < 0) refuse(name, value, "0 or more");
 }
 
 // Where the tokens that a rank keeps of one request lie.
@@ -59,21 +72,28 @@ class RequestSlots {
 
 }  // namespace
 
-int32_t Shard::rank_of(int32_t position) const { return index::rank_of_token(position, num_ranks, interleave_size); }
+int32_t Shard::rank_of(int32_t position) const {
+  check_call(*this, "position", position);
+  return index::rank_of_token(position, num_ranks, interleave_size);
+}
 
 int32_t Shard::local_position(int32_t position) const {
+  check_call(*this, "position", position);
   return index::local_position(position, num_ranks, interleave_size);
 }
 
 int32_t Shard::position(int32_t local) const {
+  check_call(*this, "local", local);
   return index::position_of_local(local, rank, num_ranks, interleave_size);
 }
 
 int32_t Shard::local_length(int32_t num_tokens) const {
+  check_call(*this, "num_tokens", num_tokens);
   return index::local_length(num_tokens, rank, num_ranks, interleave_size);
 }
 
 int32_t Shard::max_local_length(int32_t num_tokens) const {
+  check_call(*this, "num_tokens", num_tokens);
   return index::local_length(num_tokens, 0, num_ranks, interleave_size);
 }
 

@@ -1,5 +1,7 @@
 #include "cpu/threads.hpp"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <exception>
 #include <memory>
@@ -23,6 +25,8 @@ struct Settings {
   std::shared_ptr<const ParallelFor> host_pool;
 };
 
+constexpr int32_t kMaxThreads = 4096;  // libgomp ends the process where it cannot make as many as it is told
+
 Settings& settings() {
   static Settings instance;
   return instance;
@@ -32,8 +36,8 @@ int32_t default_num_threads() {
   if (const auto text = environment("QKV_THREADS")) {
     int32_t count = 0;
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), count);
-    if (error != std::errc() || end != text->data() + text->size() || count < 1) {
-      refuse("QKV_THREADS", *text, "a whole number, at least 1");
+    if (error != std::errc() || end != text->data() + text->size() || count < 1 || count > kMaxThreads) {
+      refuse("QKV_THREADS", *text, fmt::format("a whole number from 1 to {}", kMaxThreads));
     }
     return count;
   }
@@ -47,7 +51,9 @@ int32_t default_num_threads() {
 }  // namespace
 
 void set_num_threads(int32_t num_threads) {
-  if (num_threads < 0) refuse("num_threads", num_threads, "at least 1, or 0 for the default");
+  if (num_threads < 0 || num_threads > kMaxThreads) {
+    refuse("num_threads", num_threads, fmt::format("1 to {}, or 0 for the default", kMaxThreads));
+  }
   const std::lock_guard lock(settings().mutex);
   settings().num_threads = num_threads;
 }

@@ -27,7 +27,6 @@ using V = hn::Vec<F32>;
 
 inline constexpr int32_t kLanes = hn::MaxLanes(F32());
 inline constexpr float kLog2e = 1.44269504088896341F;
-inline constexpr float kLn2 = 0.693147180559945309F;
 
 constexpr int32_t round_up(int32_t count, int32_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 

@@ -1,4 +1,6 @@
 // Pictures of masks: characters for a terminal, a PNG for everything larger.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
@@ -328,6 +330,11 @@ std::string draw_mask_text(const Mask& mask, const MaskScene& scene, int32_t til
 }
 
 void draw_mask_png(const Mask& mask, const MaskScene& scene, const std::string& path, int32_t tile_q, int32_t tile_kv) {
+  constexpr int64_t kMaxPairs = int64_t{1} << 31;  // some ten seconds
+  if (scene.q_len > 0 && scene.kv_len > kMaxPairs / scene.q_len) {
+    refuse("scene", fmt::format("{} queries and {} keys", scene.q_len, scene.kv_len),
+           fmt::format("at most {} pairs of them: each is looked at", kMaxPairs));
+  }
   const mask::View view(mask, scene);
   mask::Picture(view, tile_q, tile_kv).draw().write_png(path);
 }

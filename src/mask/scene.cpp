@@ -1,6 +1,10 @@
 #include "mask/scene.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "core/checks.hpp"
 
@@ -32,8 +36,12 @@ void check_scene(const MaskScene& scene) {
   check("q_head", scene.q_head);
   check("q_len", scene.q_len);
   check("kv_len", scene.kv_len);
-  check("query_start", scene.query_start);
-  check("key_start", scene.key_start);
+  // Lengths can be added to them.
+  constexpr int64_t kMaxStart = std::numeric_limits<int64_t>::max() - std::numeric_limits<int32_t>::max();
+  for (const auto& [name, start] : {std::pair{"query_start", scene.query_start}, {"key_start", scene.key_start}}) {
+    check(name, start);
+    if (start > kMaxStart) refuse(name, start, fmt::format("at most {}", kMaxStart));
+  }
 }
 
 bool is_host_vector(const Tensor& values) {

@@ -22,9 +22,22 @@ struct Feature {
 // Masks of two features hold together: both must see the key.
 void and_mask(LayerSpec& spec, const Mask& mask) { spec.mask = spec.effective_mask() & mask; }
 
+// Of f16 or bf16; on a GPU, whose plain layer is of bf16, the queries go along.
+void set_keys(LayerSpec& spec, DType dtype) {
+  if (spec.query_dtype == DType::bf16) spec.query_dtype = dtype;
+  spec.kv_dtype = dtype;
+  spec.kv_scales = KvScales::none;
+}
+
 void set_8bit_keys(LayerSpec& spec, DType dtype) {
   spec.kv_dtype = dtype;
   spec.kv_scales = KvScales::per_head;
+}
+
+// On a GPU the keys go along.
+void set_8bit_query(LayerSpec& spec) {
+  if (spec.query_dtype == DType::bf16) set_8bit_keys(spec, DType::f8e4m3);
+  spec.query_dtype = DType::f8e4m3;
 }
 
 const std::vector<Feature>& features() {
@@ -32,11 +45,11 @@ const std::vector<Feature>& features() {
       {"paged cache", Choice::keys, [](LayerSpec& s) { s.cache = CacheSpec{16}; }},
       {"page size 1", Choice::keys, [](LayerSpec& s) { s.cache = CacheSpec{1}; }},
       {"dense keys", Choice::keys, [](LayerSpec& s) { s.cache.reset(); }},
-      {"f16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::f16; }},
-      {"bf16 cache", Choice::kv_dtype, [](LayerSpec& s) { s.kv_dtype = DType::bf16; }},
+      {"f16 cache", Choice::kv_dtype, [](LayerSpec& s) { set_keys(s, DType::f16); }},
+      {"bf16 cache", Choice::kv_dtype, [](LayerSpec& s) { set_keys(s, DType::bf16); }},
       {"fp8 cache", Choice::kv_dtype, [](LayerSpec& s) { set_8bit_keys(s, DType::f8e4m3); }},
       {"int8 cache", Choice::kv_dtype, [](LayerSpec& s) { set_8bit_keys(s, DType::i8); }},
-      {"fp8 query", Choice::query, [](LayerSpec& s) { s.query_dtype = DType::f8e4m3; }},
+      {"fp8 query", Choice::query, set_8bit_query},
       {"bf16 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::bf16; }},
       {"fp8 output", Choice::output, [](LayerSpec& s) { s.output_dtype = DType::f8e4m3; }},
       {"fp8 output by group", Choice::output,

@@ -6,14 +6,17 @@
 #include <cmath>
 
 #include "core/eight_bit.hpp"
+#include "core/shown_keys.hpp"
 
 namespace qkv::spec {
 namespace {
 
 constexpr int32_t kMinHeadDim = 8;
 constexpr int32_t kMaxHeadDim = 512;
-constexpr int32_t kMaxRound = 1 << 24;  // tokens: positions behind the last one still fit 32 bits
-constexpr size_t kMaxCudaOperands = 8;  // kMaxMaskOperands of the kernels
+constexpr int32_t kMaxHeads = 1 << 16;
+constexpr float kMaxQueryFactor = 1e28F;  // times a query's number, it is finite
+constexpr float kMaxSlope = 1e28F;        // times any distance, it is finite
+constexpr size_t kMaxCudaOperands = 8;    // kMaxMaskOperands of the kernels
 
 class Rules {
  public:
@@ -40,7 +43,9 @@ class Rules {
 
   void check_device() {
     if (device_.index < 0 || (device_.kind == DeviceKind::cpu && device_.index != 0)) {
-      against("device", to_string(device_), "cpu, or cuda with an index >= 0");
+      against("device",
+              fmt::format("{} with index {}", device_.kind == DeviceKind::cpu ? "cpu" : "cuda", device_.index),
+              "cpu with index 0, or cuda with an index >= 0");
     }
     if (device_.kind == DeviceKind::cuda) check_cuda();
   }
@@ -81,7 +86,9 @@ class Rules {
   }
 
   void check_heads() {
-    if (spec_.num_q_heads < 1) against("num_q_heads", spec_.num_q_heads, "at least 1");
+    if (spec_.num_q_heads < 1 || spec_.num_q_heads > kMaxHeads) {
+      against("num_q_heads", spec_.num_q_heads, fmt::format("1 to {}", kMaxHeads));
+    }
     if (spec_.num_kv_heads < 1) {
       against("num_kv_heads", spec_.num_kv_heads, "at least 1");
     } else if (spec_.num_q_heads % spec_.num_kv_heads != 0) {
@@ -168,9 +175,12 @@ class Rules {
     if (spec_.scale && !std::isfinite(*spec_.scale)) against("scale", *spec_.scale, "a finite number");
     if (!std::isfinite(spec_.softcap) || spec_.softcap < 0) {
       against("softcap", spec_.softcap, "0 (off) or a finite number above 0");
+    } else if (spec_.softcap > 0 && std::fabs(spec_.effective_scale() / spec_.softcap) > kMaxQueryFactor) {
+      against("softcap", spec_.softcap, "0 (off) or a number to which scale is at most 1e28 times as large");
     }
     check_per_head(
-        "alibi_slopes", spec_.alibi_slopes, [](float slope) { return std::isfinite(slope); }, "finite");
+        "alibi_slopes", spec_.alibi_slopes, [](float slope) { return std::fabs(slope) <= kMaxSlope; },
+        "from -1e28 to 1e28");
     if (spec_.alibi_per_request && !spec_.alibi_slopes.empty()) {
       against("alibi_slopes", fmt::format("{} values", spec_.alibi_slopes.size()),
               "none with alibi_per_request: slopes come with each batch");

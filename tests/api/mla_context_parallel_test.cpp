@@ -188,7 +188,7 @@ TEST(mla_context_parallel, specs_that_threads_cannot_share_are_refused_on_all_of
   expect_all_refuse(2, spec, ErrorCode::invalid_argument, "interleave_size");
   spec = small_spec();
   spec.layer.v_head_dim = 0;
-  expect_all_refuse(2, spec, ErrorCode::unsupported, "spec");
+  expect_all_refuse(2, spec, ErrorCode::invalid_argument, "v_head_dim");
   expect_refused([] { MlaContextParallel(small_spec(), nullptr); }, ErrorCode::invalid_argument, "collectives");
 }
 

@@ -166,7 +166,13 @@ TEST(mla_steps, layers_that_cannot_run_say_why) {
   spec.sinks = {1.0F};
   spec.dtype = DType::i32;
   EXPECT_FALSE(explain(spec).empty());
-  expect_refused([&] { MlaPrefill attention(spec); }, ErrorCode::unsupported, "spec");
+  expect_refused([&] { MlaPrefill attention(spec); }, ErrorCode::invalid_argument, "dtype");
+  spec.dtype = DType::f32;
+  EXPECT_THAT(explain(spec, {DeviceKind::cuda, 0}),
+              ::testing::ElementsAre("dtype: got f32; allowed: f16 or bf16 on a GPU"));
+  spec = small_spec();
+  spec.v_head_dim = 513;
+  EXPECT_THAT(explain(spec), ::testing::ElementsAre("v_head_dim: got 513; allowed: 8 to 512"));
   spec = small_spec();
   spec.mask = mask::operand("qkv_key_shift", OperandScope::request) < mask::q_pos();
   EXPECT_EQ(explain(spec).size(), 1U);

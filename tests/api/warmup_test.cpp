@@ -90,7 +90,8 @@ TEST_F(Warmup, calls_that_belong_to_no_layer_are_compiled_where_the_run_makes_th
   options.gather_cache = true;
   EXPECT_THAT(names_of({}, options), ElementsAre("gather", "gather_widened"));
   options.merge_states = options.cache_write = true;
-  EXPECT_THAT(names_of({}, options), ElementsAre("merge_states", "gather", "gather_widened", "cache_write"));
+  EXPECT_THAT(names_of({}, options),
+              ElementsAre("merge_states", "gather", "gather_widened", "cache_write", "cache_quantise"));
 }
 
 TEST_F(Warmup, planners_on_the_device_have_a_kernel_more) {
@@ -275,7 +276,7 @@ TEST(WarmupRefuses, latent_layers_of_ranks_that_cannot_be) {
   spec.interleave_size = 0;
   testing::expect_refused([&] { rank_layers(spec, 0, 2); }, ErrorCode::invalid_argument, "interleave_size");
   spec.layer.kv_lora_rank = 0;
-  testing::expect_refused([&] { rank_layers(spec, 0, 2); }, ErrorCode::unsupported, "spec");
+  testing::expect_refused([&] { rank_layers(spec, 0, 2); }, ErrorCode::invalid_argument, "kv_lora_rank");
 }
 
 TEST(WarmupRefuses, options_that_mean_nothing) {

@@ -156,7 +156,8 @@ TEST_F(c_mla, forward_does_what_its_cpp_namesake_does) {
 TEST_F(c_mla, refusals_are_statuses) {
   qkv_mla_prefill* prefill = nullptr;
   spec.v_head_dim = 0;
-  EXPECT_EQ(qkv_mla_prefill_create(&spec, {QKV_CPU, 0}, &prefill), QKV_UNSUPPORTED);
+  EXPECT_EQ(qkv_mla_prefill_create(&spec, {QKV_CPU, 0}, &prefill), QKV_INVALID_ARGUMENT);
+  EXPECT_STREQ(qkv_last_error_argument(), "v_head_dim");
   EXPECT_EQ(prefill, nullptr);
   size_t needed = 0;
   expect_ok(qkv_mla_explain(&spec, {QKV_CPU, 0}, nullptr, 0, &needed));

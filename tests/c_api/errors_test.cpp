@@ -306,6 +306,24 @@ TEST(c_api_errors, fields_past_an_older_struct_are_not_read) {
   expect_ok(create(reinterpret_cast<const qkv_layer_spec*>(older.data())));
 }
 
+TEST(c_api_errors, older_limits_are_read_as_far_as_they_go) {
+  const auto attention = testing::create(CSpec(layer_of(2, 1, 8)).spec);
+  qkv_plan_limits limits;
+  qkv_plan_limits_init(&limits, sizeof limits);
+  limits.max_requests = limits.max_query_len = 1;
+  limits.max_tokens = 1;
+  limits.max_seq_len = 8;
+  int64_t whole = 0;
+  expect_ok(qkv_attention_workspace_bytes(attention.get(), &limits, &whole));
+  limits.struct_size = offsetof(qkv_plan_limits, max_keys);
+  std::vector<char> older(limits.struct_size);
+  std::memcpy(older.data(), &limits, older.size());
+  int64_t bytes = -1;
+  expect_ok(
+      qkv_attention_workspace_bytes(attention.get(), reinterpret_cast<const qkv_plan_limits*>(older.data()), &bytes));
+  EXPECT_EQ(bytes, whole);
+}
+
 TEST(c_api_errors, fields_of_a_newer_struct_must_be_zero) {
   struct Newer {
     qkv_layer_spec known;

@@ -286,3 +286,17 @@ def test_a_planner_takes_the_place_of_its_plan_before(paged):
     with pytest.raises(qkv.Error) as caught:
         attention.planner(max_requests=3, max_tokens=9, max_seq_len=200, num_pages=num_pages).plan(paged.batch)
     assert caught.value.argument == "query_start_loc: requests"
+
+
+def test_empty_arrays_whose_strides_are_zero():
+    """As numpy has them since version 2.4."""
+
+    def empty(*shape, dtype=np.float32):
+        return np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, (0,) * len(shape))
+
+    attention = qkv.Attention(spec(cache=None))
+    plan = attention.plan(qkv.Batch(np.array([0], np.int32), np.array([], np.int32)))
+    out, lse = empty(0, HEADS, DIM), empty(HEADS, 0)
+    keys = empty(0, KV_HEADS, DIM)
+    assert attention.forward(empty(0, HEADS, DIM), keys, keys, plan, out=out, lse=lse).shape == (0, HEADS, DIM)
+    qkv.merge_states([(out, lse), (out, lse)], empty(0, HEADS, DIM), empty(HEADS, 0))

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import qkv
-from conftest import spec
+from conftest import DlpackOnly, spec
 
 
 def refusal(call, *arguments, **keywords):
@@ -78,3 +78,41 @@ def test_a_plan_of_another_kind_of_layer_is_refused(paged):
     cache = qkv.KvCache(paged.key_pages, paged.value_pages)
     error = refusal(qkv.Attention(spec(mask="everything")).forward, paged.query, cache, plan)
     assert (error.code, error.argument) == ("mismatch", "plan")
+
+
+def test_tensors_whose_memory_does_not_say_all_are_refused(paged):
+    attention = qkv.Attention(spec())
+    cache, plan = qkv.KvCache(paged.key_pages, paged.value_pages), attention.plan(paged.batch)
+    wants_gradient, is_negated = DlpackOnly(paged.query), DlpackOnly(paged.query)
+    wants_gradient.requires_grad, is_negated.requires_grad = True, False
+    is_negated.is_neg = lambda: True
+    error = refusal(attention.forward, wants_gradient, cache, plan)
+    assert error.argument == "query" and "gradient" in error.value and "detach" in error.allowed
+    error = refusal(attention.forward, is_negated, cache, plan)
+    assert error.argument == "query" and "negated" in error.value
+
+
+def test_dtypes_have_their_names(paged):
+    attention = qkv.Attention(spec())
+    cache, plan = qkv.KvCache(paged.key_pages, paged.value_pages), attention.plan(paged.batch)
+    assert "float64" in refusal(attention.forward, paged.query.astype(np.float64), cache, plan).value
+    pages = np.zeros(paged.key_pages.shape, np.uint8)
+    error = refusal(qkv.KvCache, pages, pages)
+    assert "uint8" in error.value and "KvCache's dtype" in error.allowed
+
+
+def test_names_of_mask_operands_are_words():
+    starts = np.array([0], np.int32)
+    assert refusal(qkv.Batch, starts, starts[:0], mask_operands={1: starts}).argument == "mask_operands"
+    assert refusal(qkv.Batch, starts, starts[:0], mask_operands={"x": 3}).argument == "mask_operands[x]"
+
+
+def test_numbers_that_would_end_the_process_are_refused():
+    assert refusal(qkv.set_num_threads, 2**31 - 1).argument == "num_threads"
+    assert refusal(qkv.Shard(0, 0, 1).rank_of, 5).argument == "shard.num_ranks"
+    assert refusal(qkv.Shard(0, 1 << 16, 1 << 16).local_position, 5).argument == "shard.interleave_size"
+    assert refusal(qkv.Shard(0, 2, 1).local_length, -1).argument == "num_tokens"
+    scene = qkv.MaskScene(2, 2**31 - 1, key_start=2**63 - 2**30)
+    assert refusal(qkv.is_visible, "causal", scene, 0, 0).argument == "key_start"
+    scene = qkv.MaskScene(2**31 - 1, 2**31 - 1)
+    assert refusal(qkv.draw_mask_png, "causal", scene, "mask.png").argument == "scene"

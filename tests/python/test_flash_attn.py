@@ -158,3 +158,20 @@ def test_arguments_that_contradict_each_other_are_refused_by_name(paged, changes
     with pytest.raises(qkv.Error) as caught:
         call(paged, **changes)
     assert caught.value.argument == name
+
+
+@pytest.mark.parametrize("causal", [[0, 0], (False, False), "False", 0.5])
+def test_causal_is_a_bool_or_a_tensor(causal):
+    ones, starts = np.ones((1, 2, 16), np.float32), np.array([0, 1], np.int32)
+    with pytest.raises(qkv.Error) as refused:
+        qkv.flash_attn_varlen_func(ones, ones, ones, 1, starts, 1, cu_seqlens_k=starts, causal=causal)
+    assert refused.value.argument == "causal"
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_flags_of_requests_are_bools_or_int32(dtype):
+    ones, starts = np.ones((1, 2, 16), np.float32), np.array([0, 1], np.int32)
+    flags = np.ones(1, dtype)
+    with pytest.raises(qkv.Error) as refused:
+        qkv.flash_attn_varlen_func(ones, ones, ones, 1, starts, 1, cu_seqlens_k=starts, dynamic_causal=flags)
+    assert refused.value.argument == "dynamic_causal"

@@ -27,6 +27,24 @@ TEST(rules, all_reasons_are_given_at_once) {
   EXPECT_EQ(reasons[0], "head_dim: got 1000; allowed: 8 to 512");
 }
 
+TEST(rules, numbers_that_products_would_make_infinite_are_refused) {
+  const auto reason = [](const std::function<void(LayerSpec&)>& change) {
+    LayerSpec layer = plain();
+    change(layer);
+    const auto reasons = explain(layer);
+    return reasons.empty() ? std::string() : reasons.front();
+  };
+  EXPECT_EQ(reason([](LayerSpec& l) { l.softcap = 1e-20F; }), "");
+  EXPECT_EQ(reason([](LayerSpec& l) { l.softcap = 1e-39F; }).substr(0, 12), "softcap: got");
+  const auto set_slopes = [](float slope) {
+    return [slope](LayerSpec& l) { l.alibi_slopes.assign(static_cast<size_t>(l.num_q_heads), slope); };
+  };
+  EXPECT_EQ(reason(set_slopes(-1e28F)), "");
+  EXPECT_EQ(reason(set_slopes(3e38F)), "alibi_slopes[0]: got 3e+38; allowed: from -1e28 to 1e28");
+  EXPECT_EQ(reason([](LayerSpec& l) { l.num_q_heads = l.num_kv_heads = 1 << 17; }),
+            "num_q_heads: got 131072; allowed: 1 to 65536");
+}
+
 TEST(rules, defaults_of_scale_and_mask) {
   LayerSpec layer = plain();
   EXPECT_FLOAT_EQ(layer.effective_scale(), 0.125F);
@@ -136,10 +154,18 @@ TEST(rules, the_matrix_shows_refusals_with_their_reasons) {
   EXPECT_GE(refused_rows, 1);
   EXPECT_NE(matrix.find("cache: got pages of 16 tokens; allowed: no cache for type encoder"), std::string::npos)
       << matrix;
-  EXPECT_NE(support_matrix(DeviceKind::cuda).find("kv_dtype: got f16; allowed: query_dtype = bf16"), std::string::npos);
-  EXPECT_NE(
-      support_matrix(DeviceKind::cuda).find("head_dim: got 72; allowed: a multiple of 16 with 8-bit elements on a GPU"),
-      std::string::npos);
+}
+
+TEST(rules, features_of_a_gpu_bring_along_the_dtypes_that_they_need) {
+  const std::string matrix = support_matrix(DeviceKind::cuda);
+  std::istringstream lines(matrix);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find("f16 cache") == 3) EXPECT_EQ(line.find('R'), std::string::npos) << line;
+    if (line.find("softcap") == 3) EXPECT_EQ(line.find('R'), std::string::npos) << line;
+  }
+  EXPECT_NE(matrix.find("query_dtype: got f8e4m3; allowed: bf16, f16 or, with keys and values of f8e4m3"),
+            std::string::npos);
+  EXPECT_NE(matrix.find("head_dim: got 72; allowed: a multiple of 16 with 8-bit elements on a GPU"), std::string::npos);
 }
 
 }  // namespace

@@ -194,10 +194,13 @@ TEST_F(Changed, file_that_is_no_config) {
   EXPECT_THAT(error_of(write_text("")).value(), HasSubstr("no JSON"));
 }
 
-TEST_F(Changed, latents_are_cached_in_the_models_dtype) {
-  const Error error = error_of(path_of("deepseek_v3"), {.kv_dtype = DType::f8e4m3});
+TEST_F(Changed, latents_are_cached_in_the_models_dtype_or_in_8_bits) {
+  const Error error = error_of(path_of("deepseek_v3"), {.kv_dtype = DType::f16});
   EXPECT_EQ(error.code(), ErrorCode::unsupported);
   EXPECT_EQ(error.argument(), "kv-dtype");
+  const Model model = model_of("deepseek_v3", {.kv_dtype = DType::f8e4m3});
+  for (const size_t expanded : {0, 1}) EXPECT_EQ(model.kinds[expanded].spec.kv_dtype, DType::bf16);
+  EXPECT_EQ(model.kinds[2].spec.kv_dtype, DType::f8e4m3);
 }
 
 TEST_F(Changed, scales_belong_to_caches_of_8_bit_floats) {

@@ -100,7 +100,11 @@ class Commands(unittest.TestCase):
         for kernel in ("gather ", "merge_states ", "cache_write ", "bf16->f32 d24/16", "bf16->bf16 d24/16"):
             self.assertIn(kernel, out)
         self.assertIn("skipped: latent attention, absorbed: decode", out)
-        self.assertIn("latents are cached as", self.why_not("--kv-dtype", "f8e4m3"))
+        self.assertIn(
+            "cache_quantise ",
+            self.run_qkv("warmup", "--model", self.config, "--arch", "sm_80", "--tp", 64, "--kv-dtype", "f8e4m3"),
+        )
+        self.assertIn("the model's dtype, or 8 bits", self.why_not("--kv-dtype", "f16"))
 
     def why_not(self, *options):
         return self.run_qkv("why", "--model", self.config, "--arch", "sm_80", *options, status=2)

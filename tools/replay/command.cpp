@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "../number.hpp"
 #include "../progress.hpp"
 #include "plot.hpp"
 #include "qkv/device.hpp"
@@ -212,38 +213,39 @@ void add_model_options(CLI::App* command, Arguments& arguments) {
   ModelShape& shape = arguments.shape;
   CLI::Option* config = command->add_option("--model", arguments.config, "The model's config.json: all of its layers");
   command->add_option("--tp", arguments.tensor_parallel, "Ranks that share the heads of --model")
-      ->check(CLI::PositiveNumber)
+      ->check(tools::whole_number(1))
       ->needs(config)
       ->capture_default_str();
   const auto add_shape = [&](const char* name, int32_t& value, const char* text) {
     return command->add_option(name, value, text)->excludes(config)->capture_default_str();
   };
-  add_shape("--layers", shape.num_layers, "Attention layers, where there is no --model")->check(CLI::Range(1, 1000));
+  add_shape("--layers", shape.num_layers, "Attention layers, where there is no --model")
+      ->check(tools::whole_number(1, 1000));
   add_shape("--heads", shape.num_q_heads, "Query heads");
   add_shape("--kv-heads", shape.num_kv_heads, "KV heads");
   add_shape("--head-dim", shape.head_dim, "Head size");
   add_shape("--head-dim-v", shape.head_dim_v, "Head size of values; 0: --head-dim");
   add_shape("--window", shape.window_tokens, "Sliding window of so many tokens in all layers; 0: none")
-      ->check(CLI::NonNegativeNumber);
+      ->check(tools::whole_number(0));
   command->add_option("--dtype", arguments.dtype, "Of queries, cache and output: bf16, f16 or f32")
       ->check(CLI::IsMember(kDTypes))
       ->capture_default_str();
   command->add_option("--page-size", shape.page_size, "Tokens a page")
-      ->check(CLI::Range(1, 65536))
+      ->check(tools::whole_number(1, 65536))
       ->capture_default_str();
 }
 
 void add_engine_options(CLI::App* command, Arguments& arguments) {
   command->add_option("--cache-tokens", arguments.cache_tokens, "Tokens that each layer's cache holds")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+      ->check(tools::whole_number(1, 1 << 30))
       ->capture_default_str();
   command->add_option("--caches", arguments.max_caches, "Caches, shared by layers in turn; default: one a layer")
-      ->check(CLI::Range(1, 1000));
+      ->check(tools::whole_number(1, 1000));
   command->add_option("--step-tokens", arguments.max_step_tokens, "New tokens of a step, at most")
-      ->check(CLI::Range(1, 1 << 20))
+      ->check(tools::whole_number(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--max-requests", arguments.max_requests, "Requests of a step, at most")
-      ->check(CLI::Range(1, 1 << 16))
+      ->check(tools::whole_number(1, 1 << 16))
       ->capture_default_str();
   command->add_option("--device", arguments.device, "cpu or cuda")
       ->check(CLI::IsMember(kDevices))
@@ -255,16 +257,16 @@ void add_run_options(CLI::App* command, Arguments& arguments) {
       ->check(CLI::IsMember(kPaces))
       ->capture_default_str();
   command->add_option("--speed", arguments.speed, "Of the clock at --pace trace")
-      ->check(CLI::PositiveNumber)
+      ->check(tools::positive_number())
       ->capture_default_str();
   command->add_option("--step-ms", arguments.step_ms, "Length of a step at --pace steps")
-      ->check(CLI::PositiveNumber)
+      ->check(tools::positive_number())
       ->capture_default_str();
   command->add_option("--limit", arguments.limit_seconds, "Only requests of the trace's first so many seconds")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--steps", arguments.max_steps, "Stop after so many steps")->check(CLI::PositiveNumber);
+      ->check(tools::positive_number());
+  command->add_option("--steps", arguments.max_steps, "Stop after so many steps")->check(tools::whole_number(1));
   command->add_option("--stop-after", arguments.stop_after_seconds, "Stop after running so many seconds")
-      ->check(CLI::PositiveNumber);
+      ->check(tools::positive_number());
   command->add_option("--json", arguments.json_path, "Write the report and its course to this file");
   command->add_option("--png", arguments.png_path, "Draw the course to this file");
   command->add_option("--write-steps", arguments.steps_path, "Write each step's batch to this file, for other engines");

@@ -18,7 +18,7 @@ Model model_of(const ModelShape& shape) {
   kind.spec.kv_dtype = shape.dtype;
   kind.spec.cache = CacheSpec{shape.page_size};
   kind.window_tokens = shape.window_tokens;
-  if (shape.window_tokens > 0) kind.spec.mask = mask::causal() & mask::sliding_window(shape.window_tokens);
+  if (shape.window_tokens > 0) kind.spec.mask = mask::sliding_window(shape.window_tokens);
   kind.num_layers = shape.num_layers;
   return {describe(kind), {kind}};
 }

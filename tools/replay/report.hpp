@@ -45,8 +45,6 @@ class Report {
   const nlohmann::ordered_json& setting() const { return setting_; }
   const Timeline& timeline() const { return timeline_; }
   int32_t num_pages() const { return num_pages_; }
-  int64_t resident_bytes_first() const { return resident_first_; }
-  int64_t resident_bytes_last() const { return resident_last_; }
 
  private:
   void sample_memory();

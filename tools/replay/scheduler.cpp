@@ -12,7 +12,7 @@ void check_fits(const TracedRequest& request, const SchedulerLimits& limits) {
   const int32_t tokens = request.context_tokens + request.generated_tokens;
   const int64_t cache_tokens = int64_t{limits.num_pages} * limits.page_size;
   if (tokens <= cache_tokens) return;
-  throw Error(ErrorCode::invalid_argument, "--cache-tokens", std::to_string(cache_tokens),
+  throw Error(ErrorCode::invalid_argument, "--cache-tokens", fmt::format("{} in whole pages", cache_tokens),
               fmt::format("at least {}, which one request of the trace needs", tokens));
 }
 
