@@ -134,13 +134,12 @@ std::optional<DType> label_of(const nb::ndarray<nb::ro>& array, const std::optio
 // asks.
 void check_plain(nb::handle object, const char* argument) {
   const auto is_true = [](const nb::object& value) { return value.ptr() == Py_True; };
-  const nb::object requires_grad = nb::getattr(object, "requires_grad", nb::none());
-  if (requires_grad.is_none()) return;
-  if (is_true(requires_grad)) {
+  if (!nb::hasattr(object, "requires_grad")) return;
+  if (is_true(object.attr("requires_grad"))) {
     throw Error(ErrorCode::invalid_argument, argument, "a tensor that requires a gradient",
                 "x.detach(), or what is computed under torch.no_grad()");
   }
-  if (is_true(nb::getattr(object, "is_neg", nb::none()).is_none() ? nb::none() : object.attr("is_neg")())) {
+  if (nb::hasattr(object, "is_neg") && is_true(object.attr("is_neg")())) {
     throw Error(ErrorCode::invalid_argument, argument, "a tensor whose numbers are negated when they are read",
                 "x.resolve_neg()");
   }

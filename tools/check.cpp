@@ -109,12 +109,6 @@ double root_mean_square(const double* row, int64_t count) {
   return std::sqrt(sum / static_cast<double>(count));
 }
 
-struct Outputs {
-  OwnedTensor out;
-  OwnedTensor lse;
-  OwnedTensor scale;  // of `out`
-};
-
 Outputs make_outputs(const Case& c, const CaseData& data, int64_t num_tokens) {
   Outputs outputs;
   outputs.scale = data.output_scale(num_tokens + c.extra_rows, c.layer.num_q_heads);
@@ -335,32 +329,7 @@ class CaseRun {
     }
     Outputs alone = make_outputs(case_, data_, q_len);
     forward(query_.view().slice(0, first, first + q_len), attention_.plan(batch), {request, first_row}, alone);
-
-    const size_t row_bytes =
-        static_cast<size_t>(layer_.num_q_heads) * layer_.value_dim() * size_bytes(layer_.out_dtype());
-    const auto* all = static_cast<const std::byte*>(together.out.buffer().data());
-    if (std::memcmp(all + static_cast<size_t>(first) * row_bytes, alone.out.buffer().data(),
-                    static_cast<size_t>(q_len) * row_bytes) != 0) {
-      return fmt::format("request {} alone has other bits of out than in the batch", r);
-    }
-    for (int64_t i = 0; i < q_len * layer_.num_q_heads * layer_.value_dim(); ++i) {
-      const int64_t t = i / layer_.value_dim() / layer_.num_q_heads;
-      const int64_t h = i / layer_.value_dim() % layer_.num_q_heads;
-      const int64_t d = i % layer_.value_dim();
-      if (scale_at(together.scale.view(), first + t, h, d) != scale_at(alone.scale.view(), t, h, d)) {
-        return fmt::format("request {} alone has other bits of out_scale than in the batch", r);
-      }
-    }
-    for (int64_t h = 0; case_.with_lse && h < layer_.num_q_heads; ++h) {
-      for (int64_t t = 0; t < q_len; ++t) {
-        const float a = load(together.lse.view(), {h, first + t});
-        const float b = load(alone.lse.view(), {h, t});
-        if (std::memcmp(&a, &b, sizeof(a)) != 0) {
-          return fmt::format("request {} alone has other bits of lse than in the batch", r);
-        }
-      }
-    }
-    return "";
+    return other_bits_alone(together, alone, request, first, q_len);
   }
 
   const Case& case_;
@@ -519,6 +488,33 @@ void run_check(const CheckOptions& options) {
 }
 
 }  // namespace
+
+std::string other_bits_alone(const Outputs& together, const Outputs& alone, int64_t request, int64_t first,
+                             int64_t num_rows) {
+  const auto differs = [&](const char* name) {
+    return fmt::format("request {} alone has other bits of {} than in the batch", request, name);
+  };
+  const Tensor out = together.out.view(), lse = together.lse.view();
+  const int64_t num_heads = out.shape[1], dim = out.shape[2];
+  const auto row_bytes = static_cast<size_t>(num_heads * dim * size_bytes(out.dtype));
+  const auto* all = static_cast<const std::byte*>(together.out.buffer().data());
+  if (std::memcmp(all + static_cast<size_t>(first) * row_bytes, alone.out.buffer().data(),
+                  static_cast<size_t>(num_rows) * row_bytes) != 0) {
+    return differs("out");
+  }
+  for (int64_t t = 0; t < num_rows; ++t) {
+    for (int64_t h = 0; h < num_heads; ++h) {
+      for (int64_t d = 0; d < dim; ++d) {
+        const double scale = scale_at(together.scale.view(), first + t, h, d);
+        if (scale != scale_at(alone.scale.view(), t, h, d)) return differs("out_scale");
+      }
+      if (!lse.is_given()) continue;
+      const float of_batch = load(lse, {h, first + t}), of_alone = load(alone.lse.view(), {h, t});
+      if (std::memcmp(&of_batch, &of_alone, sizeof(float)) != 0) return differs("lse");
+    }
+  }
+  return "";
+}
 
 void write_row(const CaseData& data, const LayerSpec& layer, const Tensor& source, int64_t token, int64_t slot,
                int64_t head, const Tensor& pages, OwnedTensor& scales) {

@@ -32,6 +32,18 @@ struct StoredRange {
 };
 StoredRange stored_range(DType dtype);
 
+// What a call wrote.
+struct Outputs {
+  OwnedTensor out;
+  OwnedTensor lse;    // if it was wanted
+  OwnedTensor scale;  // of `out`
+};
+
+// Which of them has other bits in a request's rows when it is alone than in the batch, whose rows `first` and following
+// are the request's; or nothing.
+std::string other_bits_alone(const Outputs& together, const Outputs& alone, int64_t request, int64_t first,
+                             int64_t num_rows);
+
 // What update_cache must leave of one head of a new token. With scales per token, the row's own comes first: its
 // largest magnitude becomes the format's largest number.
 void write_row(const CaseData& data, const LayerSpec& layer, const Tensor& source, int64_t token, int64_t slot,

@@ -2,9 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -83,10 +81,6 @@ class MlaRun {
   }
 
  private:
-  struct Outputs {
-    OwnedTensor out, lse, scale;
-  };
-
   // Keys and values of all tokens, by the definition.
   void make_keys() {
     const int64_t nope = spec_.qk_nope_head_dim;
@@ -324,36 +318,7 @@ class MlaRun {
     }
     Outputs alone =
         forward(query(), batch, block_table().slice(0, request, request + 1), new_latents_, lengths.q_len, first);
-    const auto row_bytes =
-        static_cast<size_t>(num_heads_) * spec_.v_head_dim * static_cast<size_t>(size_bytes(spec_.out_dtype()));
-    const auto* all = static_cast<const std::byte*>(together.out.buffer().data());
-    if (std::memcmp(all + static_cast<size_t>(first) * row_bytes, alone.out.buffer().data(),
-                    static_cast<size_t>(lengths.q_len) * row_bytes) != 0) {
-      return fmt::format("request {} alone has other bits of out than in the batch", request);
-    }
-    return compare_numbers_alone(together, alone, request);
-  }
-
-  // Of f32: the LSE, and scales that were chosen.
-  std::string compare_numbers_alone(const Outputs& together, const Outputs& alone, int64_t request) const {
-    const int64_t first = data_.query_start_loc[request];
-    const auto same = [](float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); };
-    const bool has_groups = together.scale.view().rank == 3;
-    const int64_t groups = has_groups ? together.scale.view().shape[2] : 0;
-    for (int64_t t = 0; t < case_.attention.requests[request].q_len; ++t) {
-      for (int64_t h = 0; h < num_heads_; ++h) {
-        if (case_.attention.with_lse &&
-            !same(load(together.lse.view(), {h, first + t}), load(alone.lse.view(), {h, t}))) {
-          return fmt::format("request {} alone has other bits of lse than in the batch", request);
-        }
-        for (int64_t g = 0; g < groups; ++g) {
-          if (!same(load(together.scale.view(), {first + t, h, g}), load(alone.scale.view(), {t, h, g}))) {
-            return fmt::format("request {} alone has other scales than in the batch", request);
-          }
-        }
-      }
-    }
-    return "";
+    return other_bits_alone(together, alone, request, first, lengths.q_len);
   }
 
   const MlaCase& case_;

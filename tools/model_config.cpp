@@ -248,8 +248,9 @@ const Architecture& find_architecture(const std::string& type, const std::string
 
 Json read_json(const std::string& path) {
   std::ifstream file(path);
-  if (!file || std::filesystem::is_directory(path))
+  if (!file || std::filesystem::is_directory(path)) {
     throw Error(ErrorCode::unavailable, path, "no file that can be read", "a model's config.json");
+  }
   try {
     Json json = Json::parse(file);
     if (json.is_object()) return json;

@@ -1,10 +1,17 @@
 #include "qkv/shard.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "core/checks.hpp"
 #include "core/index/interleave.hpp"
 #include "core/index/paging.hpp"
 #include "core/index/shown_keys.hpp"
-#include "core/shown_keys.hpp"
+#include "core/shard_rules.hpp"
 #include "qkv/batch.hpp"
 
 namespace qkv {
@@ -23,13 +30,7 @@ void check_vector(const Tensor& tensor, const char* name, const char* axes) {
 int32_t at(const Tensor& tensor, int64_t i) { return static_cast<const int32_t*>(tensor.data)[i * tensor.stride[0]]; }
 
 void check_shard(const Shard& shard) {
-  if (shard.num_ranks < 1) refuse("shard.num_ranks", shard.num_ranks, "at least 1");
-  if (shard.rank < 0 || shard.rank >= shard.num_ranks) {
-    refuse("shard.rank", shard.rank, fmt::format("0 to {}", shard.num_ranks - 1));
-  }
-  if (shard.interleave_size < 1 || int64_t{shard.interleave_size} * shard.num_ranks > kMaxRound) {
-    refuse("shard.interleave_size", shard.interleave_size, fmt::format("1 to {}", kMaxRound / shard.num_ranks));
-  }
+  if (const std::vector<Error> reasons = reasons_against(shard); !reasons.empty()) throw reasons.front();
 }
 
 void check_shard(const Shard& shard, int32_t page_size) {
@@ -71,6 +72,26 @@ class RequestSlots {
 };
 
 }  // namespace
+
+std::vector<Error> reasons_against(const Shard& shard) {
+  // Tokens of a round of all ranks: positions behind the last one still fit 32 bits.
+  constexpr int32_t kMaxRound = 1 << 24;
+  std::vector<Error> reasons;
+  const auto against = [&](const char* name, int32_t value, std::string allowed) {
+    reasons.emplace_back(ErrorCode::invalid_argument, name, std::to_string(value), std::move(allowed));
+  };
+  if (shard.num_ranks < 1) {
+    against("shard.num_ranks", shard.num_ranks, "at least 1");
+  } else if (shard.rank < 0 || shard.rank >= shard.num_ranks) {
+    against("shard.rank", shard.rank, fmt::format("0 to {}, below shard.num_ranks", shard.num_ranks - 1));
+  }
+  const int32_t num_ranks = std::max(shard.num_ranks, 1);
+  if (shard.interleave_size < 1 || int64_t{shard.interleave_size} * num_ranks > kMaxRound) {
+    against("shard.interleave_size", shard.interleave_size,
+            fmt::format("1 to {}: a round of all ranks has at most {} tokens", kMaxRound / num_ranks, kMaxRound));
+  }
+  return reasons;
+}
 
 int32_t Shard::rank_of(int32_t position) const {
   check_call(*this, "position", position);

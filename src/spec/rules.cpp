@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "core/eight_bit.hpp"
-#include "core/shown_keys.hpp"
+#include "core/shard_rules.hpp"
 
 namespace qkv::spec {
 namespace {
@@ -151,21 +151,13 @@ class Rules {
     if (spec_.key_run == KeyRun::new_tokens && shard.num_ranks > 1) {
       against("shard.num_ranks", shard.num_ranks, "1 with key_run new_tokens: every rank has the new tokens");
     }
-    if (shard.num_ranks < 1) {
-      against("shard.num_ranks", shard.num_ranks, "at least 1");
-    } else if (shard.rank < 0 || shard.rank >= shard.num_ranks) {
-      against("shard.rank", shard.rank, fmt::format("0 to {}, below shard.num_ranks", shard.num_ranks - 1));
-    }
-    check_interleave(shard);
-  }
-
-  void check_interleave(const Shard& shard) {
-    const int64_t round = int64_t{shard.interleave_size} * std::max(shard.num_ranks, 1);
-    if (shard.interleave_size < 1 || round > kMaxRound) {
-      against("shard.interleave_size", shard.interleave_size,
-              fmt::format("1 to {}: a round of all ranks has at most {} tokens",
-                          kMaxRound / std::max(shard.num_ranks, 1), kMaxRound));
-    } else if (spec_.cache && spec_.cache->page_size >= 1 && spec_.cache->page_size % shard.interleave_size != 0) {
+    const std::vector<Error> of_shard = reasons_against(shard);
+    reasons_.insert(reasons_.end(), of_shard.begin(), of_shard.end());
+    const bool has_interleave = std::none_of(of_shard.begin(), of_shard.end(), [](const Error& reason) {
+      return reason.argument() == "shard.interleave_size";
+    });
+    const bool has_pages = spec_.cache && spec_.cache->page_size >= 1;
+    if (has_interleave && has_pages && spec_.cache->page_size % shard.interleave_size != 0) {
       against("shard.interleave_size", shard.interleave_size,
               fmt::format("a divisor of cache.page_size = {}", spec_.cache->page_size));
     }
